@@ -1,0 +1,5 @@
+"""What two pdserve processes must agree on: config, errors, a request's life, the KV layout, sampling, RPC conventions.
+
+Never imports torch or any other pdserve package, and does no serving of its own.
+Start with lifecycle.py (what happens to a request) and errors.py (how it can end).
+"""

@@ -1,0 +1,104 @@
+"""serve.yaml: what is served and how. Each part of the system receives its own section, never the whole."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from common.errors import ConfigError
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+
+
+class Role(StrEnum):
+    PREFILL = "prefill"
+    DECODE = "decode"
+    COLOCATED = "colocated"  # a decode worker that always computes its own prompts
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelSection(Section):
+    source: str = DEFAULT_MODEL  # the built-in name, a .gguf file, a Hugging Face folder, or a hub id
+    name: str | None = None  # what clients call it; default: derived from source
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    max_model_len: Annotated[int, Field(ge=2)] | None = None  # tokens; default: the model's own context
+
+    @property
+    def served_name(self) -> str:
+        return self.name or Path(self.source).name.removesuffix(".gguf")
+
+
+class RouterSection(Section):
+    host: str = "127.0.0.1"
+    http_port: Port = 8000
+    grpc_port: Port = 8001
+    control_port: Port = 8002  # workers register here; never expose it
+    policy: Literal["least_loaded", "round_robin"] = "least_loaded"
+    max_queued_requests: Annotated[int, Field(ge=1)] = 256
+    request_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    max_attempts: Annotated[int, Field(ge=1)] = 3
+
+
+class PoolSection(Section):
+    replicas: Annotated[int, Field(ge=0)] = 1
+    host: str = "127.0.0.1"
+    device: str = "auto"  # "cpu", "cuda", "cuda:1"; auto: cuda where there is one
+    num_threads: Annotated[int, Field(ge=1)] | None = None  # default: the machine's cores shared among its workers
+    attention: Literal["auto", "torch_reference", "cpu", "flash"] = "auto"
+    block_size: Annotated[int, Field(ge=1)] | None = None  # tokens; default: 16 on CPU, 256 on CUDA
+    kv_cache_gib: Annotated[float, Field(gt=0)] = 1.0
+    max_num_batched_tokens: Annotated[int, Field(ge=1)] = 512  # per step, prefill and decode together
+    max_num_seqs: Annotated[int, Field(ge=1)] = 64  # running at once
+
+
+class TransferSection(Section):
+    transport: Literal["grpc", "torch_dist"] = "grpc"
+    piece_bytes: Annotated[int, Field(ge=1024)] = 256 * 1024  # aim; a piece is whole layers of a prefill chunk
+    timeout_s: Annotated[float, Field(gt=0)] = 30.0  # last chunk computed → commit acknowledged
+
+
+class ServeConfig(Section):
+    model: ModelSection = ModelSection()
+    router: RouterSection = RouterSection()
+    prefill: PoolSection = PoolSection()
+    decode: PoolSection = PoolSection()
+    colocated: PoolSection = PoolSection(replicas=0)
+    transfer: TransferSection = TransferSection()
+
+    def pool(self, role: Role) -> PoolSection:
+        return {Role.PREFILL: self.prefill, Role.DECODE: self.decode, Role.COLOCATED: self.colocated}[role]
+
+
+def load_config(path: Path) -> ServeConfig:
+    """Raises: ConfigError naming the file, the key and what it may be."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the config file {path}: {error}") from error
+    try:
+        tree = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}") from error
+    if tree is not None and not isinstance(tree, dict):
+        raise ConfigError(f"{path} must hold sections such as `model:` and `router:`, not a {type(tree).__name__}")
+    try:
+        return ServeConfig.model_validate(tree or {})
+    except ValidationError as error:
+        raise ConfigError(f"{path}: " + "; ".join(_describe(problem) for problem in error.errors())) from error
+
+
+def _describe(problem: object) -> str:
+    assert isinstance(problem, dict)
+    key = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        return f"unknown key `{key}`"
+    return f"`{key}` is {problem['input']!r}: {problem['msg']}"

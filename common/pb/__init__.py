@@ -1,0 +1,1 @@
+"""Generated from proto/ by scripts/generate_pb.sh; never edited by hand."""

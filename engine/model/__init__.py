@@ -1,0 +1,1 @@
+"""Model definitions that read like prose, and the loaders for safetensors folders and GGUF files."""

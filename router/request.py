@@ -1,0 +1,32 @@
+"""A client's wish as the router sees it once it is validated and tokenized."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from common.lifecycle import Timeline
+from common.sampling import FinishReason, SamplingParams
+
+
+@dataclass(frozen=True)
+class TokenDelta:
+    """One sampled token; the last one of an answer says why it ended."""
+
+    token_id: int
+    finish_reason: FinishReason | None = None
+
+
+@dataclass
+class Request:
+    """One wish with one life. `timeline` and the fields below it are written by pipeline.serve only."""
+
+    request_id: str  # for people and logs; never an identity between workers
+    prompt_token_ids: list[int]
+    sampling: SamplingParams  # with max_tokens and seed filled in
+    deadline_s: float  # time.monotonic() by which the answer must be finished
+    timeline: Timeline = field(default_factory=lambda: Timeline(time.monotonic))
+    prefill_worker: str = ""  # empty: the decode worker computed the prompt
+    decode_worker: str = ""
+    attempts: int = 0
+    cached_tokens: int = 0  # prefix-cache hits
