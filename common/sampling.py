@@ -37,7 +37,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         _require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1")
         _require(
-            math.isfinite(self.temperature) and 0 <= self.temperature <= 2,
+            0 <= self.temperature <= 2,
             "temperature",
             self.temperature,
             "from 0 to 2",
