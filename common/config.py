@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from common.engine_config import EngineConfig
 from common.errors import ConfigError
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
@@ -76,6 +77,21 @@ class ServeConfig(Section):
 
     def pool(self, role: Role) -> PoolSection:
         return {Role.PREFILL: self.prefill, Role.DECODE: self.decode, Role.COLOCATED: self.colocated}[role]
+
+    def engine(self, role: Role, model_path: Path) -> EngineConfig:
+        pool = self.pool(role)
+        return EngineConfig(
+            model_path=model_path,
+            dtype=self.model.dtype,
+            device=pool.device,
+            attention=pool.attention,
+            num_threads=pool.num_threads,
+            block_size=pool.block_size,
+            kv_cache_bytes=int(pool.kv_cache_gib * 2**30),
+            max_num_batched_tokens=pool.max_num_batched_tokens,
+            max_num_seqs=pool.max_num_seqs,
+            max_model_len=self.model.max_model_len,
+        )
 
 
 def load_config(path: Path) -> ServeConfig:

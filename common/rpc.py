@@ -8,7 +8,15 @@ from typing import Any, NoReturn, cast
 
 import grpc
 
-from common.errors import DeadlineExceeded, InvalidRequest, Overloaded, ServingError, WorkerLost, error_types
+from common.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    InvalidRequest,
+    Overloaded,
+    ServingError,
+    WorkerLost,
+    error_types,
+)
 
 ERROR_KEY = "pdserve-error"  # trailing metadata: the class name in common/errors.py
 PARAM_KEY = "pdserve-error-param"
@@ -51,6 +59,17 @@ def new_channel(address: str) -> grpc.aio.Channel:
 
 def new_server() -> grpc.aio.Server:
     return grpc.aio.server(options=SERVER_OPTIONS)
+
+
+def bind_port(server: grpc.aio.Server, host: str, port: int) -> str:
+    """Listen on host:port (0: any free one) and return the address. Raises: ConfigError if it is taken."""
+    try:
+        bound = server.add_insecure_port(f"{host}:{port}")
+    except RuntimeError as error:
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: it is in use or not allowed; choose another port"
+        ) from error
+    return f"{host}:{bound}"
 
 
 @contextmanager

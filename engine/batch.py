@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from itertools import accumulate
 
+import torch
 from torch import Tensor
 
 from engine.attention.base import AttentionMetadata
+from engine.block_manager import slot_mapping
+from engine.sequence import ScheduledSequence
 
 
 @dataclass(frozen=True)
@@ -18,3 +23,41 @@ class Batch:
     slot_mapping: Tensor  # [num_tokens] int64, where each token's K and V go
     logits_indices: Tensor  # [num_sampled] int64, the rows whose logits are needed
     attention: AttentionMetadata
+
+
+def build_batch(scheduled: Seq[ScheduledSequence], block_size: int, device: torch.device) -> Batch:
+    """Lay a step's work out as tensors. `scheduled` has its single-token parts first, as the scheduler gives it."""
+    token_ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    logits_indices: list[int] = []
+    for part in scheduled:
+        token_ids += part.sequence.token_ids[part.start : part.end]
+        positions += range(part.start, part.end)
+        slots += slot_mapping(part.sequence.block_table, part.start, part.end, block_size)
+        if part.is_sampled:
+            logits_indices.append(len(token_ids) - 1)
+    return Batch(
+        token_ids=torch.tensor(token_ids, dtype=torch.int64, device=device),
+        positions=torch.tensor(positions, dtype=torch.int64, device=device),
+        slot_mapping=torch.tensor(slots, dtype=torch.int64, device=device),
+        logits_indices=torch.tensor(logits_indices, dtype=torch.int64, device=device),
+        attention=_attention_metadata(scheduled, device),
+    )
+
+
+def _attention_metadata(scheduled: Seq[ScheduledSequence], device: torch.device) -> AttentionMetadata:
+    query_lens = [part.num_scheduled_tokens for part in scheduled]
+    seq_lens = [part.end for part in scheduled]
+    width = max(len(part.sequence.block_table) for part in scheduled)
+    tables = [part.sequence.block_table + [0] * (width - len(part.sequence.block_table)) for part in scheduled]
+    return AttentionMetadata(
+        query_start_loc=torch.tensor([0, *accumulate(query_lens)], dtype=torch.int32, device=device),
+        seq_lens=torch.tensor(seq_lens, dtype=torch.int32, device=device),
+        block_table=torch.tensor(tables, dtype=torch.int32, device=device),
+        query_lens_list=query_lens,
+        seq_lens_list=seq_lens,
+        num_decodes=query_lens.count(1),
+        max_query_len=max(query_lens),
+        max_seq_len=max(seq_lens),
+    )

@@ -1,0 +1,55 @@
+"""A worker's membership: one open stream to the router, a hello and then its load at every heartbeat."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import grpc
+
+from common.pb import serving_pb2 as pb
+from common.pb import serving_pb2_grpc as pb_grpc
+from common.rpc import new_channel
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_S = 0.25
+RECONNECT_S = 0.25
+
+
+class Membership:
+    """Keeps one worker registered at one router, through every restart of that router."""
+
+    def __init__(
+        self, router_address: str, hello: pb.WorkerHello, measure_load: Callable[[], Awaitable[pb.WorkerLoad]]
+    ) -> None:
+        self._router_address = router_address
+        self._hello = hello
+        self._measure_load = measure_load
+        self._task = asyncio.create_task(self._run(), name="membership")
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        async with new_channel(self._router_address) as channel:
+            registry = pb_grpc.RegistryStub(channel)
+            is_told = False
+            while True:
+                try:
+                    async for _ in registry.Register(self._reports(), wait_for_ready=True):
+                        logger.info("%s registered at the router %s", self._hello.worker_id, self._router_address)
+                        is_told = False
+                except grpc.aio.AioRpcError as error:
+                    if not is_told:
+                        logger.warning("no router at %s: %s", self._router_address, error.details())
+                    is_told = True
+                await asyncio.sleep(RECONNECT_S)
+
+    async def _reports(self) -> AsyncIterator[pb.WorkerReport]:
+        yield pb.WorkerReport(hello=self._hello)
+        while True:
+            yield pb.WorkerReport(load=await self._measure_load())
+            await asyncio.sleep(HEARTBEAT_S)

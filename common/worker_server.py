@@ -1,0 +1,73 @@
+"""What every worker process is from the outside: a gRPC server that is a member at a router."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+import grpc
+
+from common.membership import Membership
+from common.pb import serving_pb2 as pb
+from common.rpc import bind_port, new_server
+from common.standard_services import add_standard_services
+
+logger = logging.getLogger(__name__)
+
+STOP_GRACE_S = 1.0
+
+
+class WorkerServer:
+    """Serves a worker's services and keeps it registered, until stopped.
+
+    `services` maps each full service name to the function that adds its servicer to a server.
+    """
+
+    def __init__(self, services: dict[str, Callable[[grpc.aio.Server], None]]) -> None:
+        self._services = services
+        self._server = new_server()
+        self._membership: Membership | None = None
+
+    def bind(self, host: str) -> str:
+        """Take a free port before serving; the router learns the address from the hello."""
+        return bind_port(self._server, host, 0)
+
+    async def start(
+        self, hello: pb.WorkerHello, router_address: str, measure_load: Callable[[], Awaitable[pb.WorkerLoad]]
+    ) -> None:
+        for add in self._services.values():
+            add(self._server)
+        await add_standard_services(self._server, list(self._services))
+        await self._server.start()
+        self._membership = Membership(router_address, hello, measure_load)
+        logger.info("%s serves on %s, incarnation %s", hello.worker_id, hello.address, hello.incarnation)
+
+    async def stop(self) -> None:
+        """Leave the router first, so that nothing new arrives; then end what is running."""
+        if self._membership is not None:
+            await self._membership.close()
+        await self._server.stop(STOP_GRACE_S)
+
+
+class StatusSource:
+    """Answers GetStatus for either kind of worker."""
+
+    def __init__(
+        self,
+        hello: pb.WorkerHello,
+        measure_load: Callable[[], Awaitable[pb.WorkerLoad]],
+        counters: Callable[[], dict[str, int]],
+    ) -> None:
+        self._hello = hello
+        self._measure_load = measure_load
+        self._counters = counters
+        self._start_s = time.monotonic()
+
+    async def status(self) -> pb.WorkerStatus:
+        return pb.WorkerStatus(
+            hello=self._hello,
+            load=await self._measure_load(),
+            counters=self._counters(),
+            uptime_s=time.monotonic() - self._start_s,
+        )

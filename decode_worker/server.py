@@ -1,0 +1,80 @@
+"""Composes a decode worker: engine, KV receiver, gRPC server, membership. Stops them in reverse."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+
+import grpc
+from kv_transfer.factory import make_receiver
+
+from common.config import Role, ServeConfig
+from common.identity import new_incarnation
+from common.model_source import resolve_model
+from common.pb import serving_pb2 as pb
+from common.pb import serving_pb2_grpc as pb_grpc
+from common.worker_server import StatusSource, WorkerServer
+from decode_worker.service import DecodeService
+from decode_worker.worker import DecodeWorker
+from engine.async_engine import AsyncEngine
+from engine.build import build_engine
+from kv_transfer.transport import KVReceiver
+
+
+class DecodeServer:
+    """A running decode worker. Make one with `start`; colocated is the same worker with another role."""
+
+    def __init__(self, address: str, server: WorkerServer, engine: AsyncEngine, receiver: KVReceiver) -> None:
+        self.address = address
+        self._server = server
+        self._engine = engine
+        self._receiver = receiver
+
+    @staticmethod
+    async def start(config: ServeConfig, name: str, router_address: str, role: Role = Role.DECODE) -> DecodeServer:
+        """Load the model, then serve and register. Raises: ConfigError, ModelError."""
+        pool = config.pool(role)
+        path = await asyncio.to_thread(resolve_model, config.model.source)
+        engine = AsyncEngine(await asyncio.to_thread(build_engine, config.engine(role, path)))
+        incarnation = new_incarnation()
+        receiver = make_receiver(config.transfer.transport, engine.layout, incarnation, engine.device)
+        worker = DecodeWorker(engine, receiver)
+
+        async def measure_load() -> pb.WorkerLoad:
+            return pb.WorkerLoad(**asdict(await engine.load()))
+
+        def counters() -> dict[str, int]:
+            return {
+                "local_prefills": worker.num_local_prefills,
+                "received_prefills": worker.num_received_prefills,
+                **receiver.stats.as_counters(),
+                **engine.counters(),
+            }
+
+        def add_decode(grpc_server: grpc.aio.Server) -> None:
+            service = DecodeService(worker, StatusSource(hello, measure_load, counters))
+            pb_grpc.add_DecodeServicer_to_server(service, grpc_server)
+
+        server = WorkerServer({"pdserve.v1.Decode": add_decode, "pdserve.v1.KVTransfer": receiver.add_to_server})
+        address = server.bind(pool.host)
+        receiver.serve_at(address)
+        hello = pb.WorkerHello(
+            worker_id=name,
+            role=pb.ROLE_COLOCATED if role is Role.COLOCATED else pb.ROLE_DECODE,
+            incarnation=incarnation,
+            address=address,
+            model=config.model.served_name,
+            layout=engine.layout.to_pb(),
+            transport=config.transfer.transport,
+            **asdict(engine.limits),
+        )
+        await server.start(hello, router_address, measure_load)
+        return DecodeServer(address, server, engine, receiver)
+
+    async def wait_crashed(self) -> BaseException:
+        return await self._engine.wait_crashed()
+
+    async def stop(self) -> None:
+        await self._server.stop()
+        await self._receiver.close()
+        await self._engine.stop()

@@ -1,0 +1,33 @@
+"""The Decode gRPC service: the open Generate stream is the reservation."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+
+from common.pb import serving_pb2 as pb
+from common.pb import serving_pb2_grpc as pb_grpc
+from common.rpc import answering
+from common.worker_server import StatusSource
+from decode_worker.worker import DecodeWorker
+
+
+class DecodeService(pb_grpc.DecodeServicer):
+    def __init__(self, worker: DecodeWorker, status: StatusSource) -> None:
+        self._worker = worker
+        self._status = status
+
+    async def Generate(
+        self, request: pb.DecodeRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[pb.DecodeEvent]:
+        async with answering(context), aclosing(self._worker.generate(request)) as events:
+            async for event in events:
+                yield event
+
+    async def GetStatus(
+        self, request: pb.WorkerStatusRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.WorkerStatus:
+        return await self._status.status()

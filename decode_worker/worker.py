@@ -1,0 +1,68 @@
+"""A decode worker: reserve → receive → step → stream."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import closing
+
+from common.pb import kv_transfer_pb2 as kv_pb
+from common.pb import serving_pb2 as pb
+from common.sampling import SamplingParams
+from engine.async_engine import AsyncEngine, Started
+from engine.engine import Engine
+from engine.sequence import SampledToken, Sequence
+from kv_transfer.transport import Destination, KVPiece, KVReceiver, Reception
+
+
+class DecodeWorker:
+    """One engine and one KV receiver. Never runs a sequence whose KV is not complete and verified."""
+
+    def __init__(self, engine: AsyncEngine, receiver: KVReceiver) -> None:
+        self._engine = engine
+        self._receiver = receiver
+        self.num_local_prefills = 0
+        self.num_received_prefills = 0
+
+    async def generate(self, request: pb.DecodeRequest) -> AsyncGenerator[pb.DecodeEvent]:
+        """Reserved (unless colocated), DecodeStarted, then tokens up to a finish reason.
+
+        Closing the stream at any point frees the sequence's blocks.
+        Raises: NoFreeBlocks, InvalidRequest, PromptTooLong.
+        """
+        sequence = Sequence(list(request.token_ids), SamplingParams.from_pb(request.sampling))
+        self._engine.limits.require_valid(sequence)
+        async with self._engine.hosting(sequence) as events:
+            if request.compute_prompt:
+                self.num_local_prefills += 1
+                self._engine.post(lambda engine: engine.add(sequence))
+            else:
+                await self._engine.call(lambda engine: engine.reserve(sequence))
+                with closing(self._expect(request.transfer_id, sequence)) as reception:
+                    yield pb.DecodeEvent(reserved=pb.Reserved(destination=_destination_pb(self._receiver.destination)))
+                    committed = await reception.committed()
+                self.num_received_prefills += 1
+                self._engine.post(lambda engine: engine.activate(sequence, committed.first_token))
+            async for event in events:
+                yield _event_pb(event)
+
+    def _expect(self, transfer_id: bytes, sequence: Sequence) -> Reception:
+        def scatter(piece: KVPiece) -> None:
+            self._engine.post(_write_kv(sequence, piece))
+
+        return self._receiver.expect(transfer_id, sequence.num_prompt_tokens, 0, scatter)
+
+
+def _write_kv(sequence: Sequence, piece: KVPiece) -> Callable[[Engine], None]:
+    return lambda engine: engine.write_kv(sequence, piece.layer_start, piece.token_start, piece.data)
+
+
+def _destination_pb(destination: Destination) -> kv_pb.Destination:
+    return kv_pb.Destination(
+        address=destination.address, incarnation=destination.incarnation, transport=destination.transport
+    )
+
+
+def _event_pb(event: Started | SampledToken) -> pb.DecodeEvent:
+    if isinstance(event, Started):
+        return pb.DecodeEvent(started=pb.DecodeStarted())
+    return pb.DecodeEvent(token=pb.SampledToken(token_id=event.token_id, finish_reason=event.finish_reason or ""))

@@ -1,0 +1,84 @@
+"""Paged attention on CUDA: flash-attn where it is installed, else the same kernels inside torch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
+
+from common.errors import ConfigError
+from engine.attention.base import AttentionMetadata
+
+try:
+    from flash_attn import flash_attn_varlen_func
+except ImportError:  # the optional extra "cuda"
+    flash_attn_varlen_func = None
+
+BLOCK_SIZE_MULTIPLE = 256
+
+
+class FlashAttention:
+    name = "flash"
+
+    def __init__(self, device: torch.device) -> None:
+        if device.type != "cuda":
+            raise ConfigError(f"attention backend 'flash' needs a CUDA device, not {device}; use auto or cpu")
+
+    def __call__(
+        self, query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata, scale: float
+    ) -> Tensor:
+        _check(query, key_cache)
+        if flash_attn_varlen_func is None:
+            return _torch_varlen(query, key_cache, value_cache, metadata, scale)
+        return _flash_varlen(query, key_cache, value_cache, metadata, scale)
+
+
+def _check(query: Tensor, key_cache: Tensor) -> None:
+    if query.dtype not in (torch.bfloat16, torch.float16):
+        raise ConfigError(f"attention backend 'flash' computes in bfloat16 or float16, not {query.dtype}")
+    if key_cache.shape[1] % BLOCK_SIZE_MULTIPLE:
+        raise ConfigError(
+            f"attention backend 'flash' needs a block_size that is a multiple of {BLOCK_SIZE_MULTIPLE}, "
+            f"not {key_cache.shape[1]}"
+        )
+
+
+def _flash_varlen(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata, scale: float
+) -> Tensor:
+    # flash-attn takes key lengths as running sums even where a block table says where the keys are.
+    key_start_loc = torch.nn.functional.pad(metadata.seq_lens.cumsum(0, dtype=torch.int32), (1, 0))
+    out: Tensor = flash_attn_varlen_func(
+        query,
+        key_cache,
+        value_cache,
+        cu_seqlens_q=metadata.query_start_loc,
+        cu_seqlens_k=key_start_loc,
+        max_seqlen_q=metadata.max_query_len,
+        max_seqlen_k=metadata.max_seq_len,
+        softmax_scale=scale,
+        causal=True,
+        block_table=metadata.block_table,
+    )
+    return out
+
+
+def _torch_varlen(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata, scale: float
+) -> Tensor:
+    out = varlen_attn(
+        query,
+        key_cache,
+        value_cache,
+        metadata.query_start_loc,
+        None,
+        metadata.max_query_len,
+        metadata.max_seq_len,
+        scale=scale,
+        window_size=(-1, 0),  # causal, aligned to the last key
+        enable_gqa=True,
+        seqused_k=metadata.seq_lens,
+        block_table=metadata.block_table,
+    )
+    assert isinstance(out, Tensor)
+    return out

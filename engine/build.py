@@ -1,0 +1,96 @@
+"""From an EngineConfig to a running Engine."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import torch
+
+from common.engine_config import EngineConfig
+from common.errors import ConfigError
+from common.kv_layout import KVLayout
+from engine.attention.base import default_block_size
+from engine.attention.select import select_attention
+from engine.block_manager import BlockManager
+from engine.engine import Engine, EngineDescription, EngineLimits
+from engine.kv_cache import KVCache, KVCacheShape
+from engine.model.config import ModelConfig
+from engine.model.dtype import resolve_device, resolve_dtype
+from engine.model.weights import load_model
+from engine.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+
+def build_engine(config: EngineConfig) -> Engine:
+    """Load the weights, size the KV cache, choose the attention backend.
+
+    Raises: ModelError, ConfigError.
+    """
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    device = resolve_device(config.device)
+    dtype = resolve_dtype(config.dtype, device)
+    start_s = time.monotonic()
+    loaded = load_model(config.model_path, dtype, device)
+    kv_cache = KVCache(_kv_cache_shape(config, loaded.config, dtype, device), dtype, device)
+    attention = select_attention(config.attention, device)
+    shape = kv_cache.shape
+    capacity = shape.num_blocks * shape.block_size
+    description = EngineDescription(
+        layout=KVLayout(
+            model_fingerprint=loaded.fingerprint,
+            num_layers=shape.num_layers,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            dtype=str(dtype).removeprefix("torch."),
+            rope=loaded.rope,
+        ),
+        limits=EngineLimits(
+            vocab_size=loaded.config.vocab_size,
+            max_model_len=_max_model_len(config, loaded.config, capacity),
+            max_num_seqs=config.max_num_seqs,
+            kv_capacity_tokens=capacity,
+        ),
+        eos_token_ids=loaded.config.eos_token_ids,
+    )
+    blocks = BlockManager(shape.num_blocks, shape.block_size)
+    scheduler = Scheduler(blocks, config.max_num_batched_tokens, config.max_num_seqs)
+    logger.info(
+        "loaded %s in %.1f s: %s on %s, attention %s, %d blocks of %d tokens, %d threads",
+        config.model_path.name,
+        time.monotonic() - start_s,
+        description.layout.dtype,
+        device,
+        attention.name,
+        shape.num_blocks,
+        shape.block_size,
+        torch.get_num_threads(),
+    )
+    return Engine(loaded.model, attention, kv_cache, scheduler, description)
+
+
+def _kv_cache_shape(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> KVCacheShape:
+    block_size = config.block_size or default_block_size(device)
+    one_block = KVCacheShape(model.num_layers, 1, block_size, model.num_kv_heads, model.head_dim)
+    block_bytes = one_block.num_elements_per_block * dtype.itemsize
+    num_blocks = config.kv_cache_bytes // block_bytes
+    if num_blocks < 2:
+        raise ConfigError(
+            f"kv_cache_gib gives room for {num_blocks} KV blocks of {block_bytes:,} bytes; at least 2 are needed"
+        )
+    return KVCacheShape(model.num_layers, num_blocks, block_size, model.num_kv_heads, model.head_dim)
+
+
+def _max_model_len(config: EngineConfig, model: ModelConfig, capacity: int) -> int:
+    wanted = config.max_model_len
+    if wanted is None:
+        return min(model.max_position_embeddings, capacity)
+    if wanted > model.max_position_embeddings:
+        raise ConfigError(
+            f"max_model_len is {wanted}; the model was trained for {model.max_position_embeddings} positions"
+        )
+    if wanted > capacity:
+        raise ConfigError(f"max_model_len is {wanted} tokens but the KV cache holds {capacity}; raise kv_cache_gib")
+    return wanted

@@ -1,0 +1,206 @@
+"""The engine: schedule → build → forward → sample → commit. `step` is the only loop body in the project."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from common.errors import InvalidRequest, PromptTooLong
+from common.kv_layout import KVLayout
+from common.sampling import FinishReason
+from engine.attention.base import AttentionBackend
+from engine.batch import build_batch
+from engine.block_manager import slot_mapping
+from engine.kv_cache import KVCache
+from engine.model.llama import Llama
+from engine.sampler import sample
+from engine.scheduler import Scheduler
+from engine.sequence import SampledToken, ScheduledSequence, Sequence
+
+
+class StepObserver(Protocol):
+    """What a worker watches of each step, on the engine's thread. KV transfer hangs on these three."""
+
+    def on_scheduled(self, scheduled: Seq[ScheduledSequence]) -> None:
+        """The step's work is chosen and about to run."""
+
+    def on_layer_computed(self, layer: int) -> None:
+        """K and V of the scheduled tokens are in the cache for this layer, and will not change."""
+
+    def on_sampled(self, sampled: Seq[SampledToken]) -> None:
+        """The step's tokens; finished sequences are already gone, and others may be removed from here."""
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """What the router must know to refuse a request that could never run."""
+
+    vocab_size: int
+    max_model_len: int  # tokens, prompt and answer together
+    max_num_seqs: int
+    kv_capacity_tokens: int
+
+    def require_valid(self, sequence: Sequence) -> None:
+        """The router checks this too; an engine trusts nobody with its memory.
+
+        Raises: InvalidRequest, PromptTooLong.
+        """
+        if not sequence.token_ids:
+            raise InvalidRequest("the prompt is empty")
+        if sequence.num_tokens + sequence.sampling.max_tokens > self.max_model_len:
+            raise PromptTooLong(
+                f"{sequence.num_tokens} prompt tokens and {sequence.sampling.max_tokens} new ones are more than this "
+                f"model's {self.max_model_len}"
+            )
+        if max(sequence.token_ids) >= self.vocab_size:
+            raise InvalidRequest(f"token ids go up to {self.vocab_size - 1}; the prompt has {max(sequence.token_ids)}")
+
+
+@dataclass(frozen=True)
+class EngineLoad:
+    num_waiting: int
+    num_running: int
+    num_reserved: int
+    uncached_tokens: int  # prompt tokens still to compute
+    free_blocks: int
+    total_blocks: int
+
+
+class Engine:
+    """One model, one KV cache, one scheduler. Not thread-safe: everything happens on the thread of engine/loop.py."""
+
+    def __init__(
+        self,
+        model: Llama,
+        attention: AttentionBackend,
+        kv_cache: KVCache,
+        scheduler: Scheduler,
+        description: EngineDescription,
+    ) -> None:
+        self._model = model
+        self._attention = attention
+        self._kv_cache = kv_cache
+        self._scheduler = scheduler
+        self._eos_token_ids = frozenset(description.eos_token_ids)
+        self.layout = description.layout
+        self.limits = description.limits
+        self.device = kv_cache.device
+        self.num_steps = 0
+
+    # ---------------------------------------------------------------- sequences in
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence whose prompt this engine computes itself."""
+        self._scheduler.add(sequence)
+
+    def reserve(self, sequence: Sequence) -> None:
+        """Hold blocks for a sequence whose prompt's KV comes by `write_kv`. Raises: NoFreeBlocks."""
+        self._scheduler.reserve(sequence)
+
+    def write_kv(self, sequence: Sequence, layer_start: int, token_start: int, data: Tensor) -> None:
+        """Scatter KV [layers, 2, tokens, kv_heads, head_dim] into a reserved sequence's own blocks.
+
+        Ignored once the sequence is no longer reserved: its blocks may already be another's.
+        """
+        if sequence in self._scheduler.reserved:
+            slots = self._slots(sequence, token_start, token_start + data.shape[2])
+            self._kv_cache.write_slots(layer_start, slots, data.to(self._kv_cache.device))
+
+    def activate(self, sequence: Sequence, first_token: int) -> None:
+        """The prompt's KV is complete: go on decoding from `first_token`. Ignored if the sequence is gone."""
+        if sequence in self._scheduler.reserved:
+            sequence.num_computed_tokens = sequence.num_tokens
+            sequence.token_ids.append(first_token)
+            self._scheduler.activate(sequence)
+
+    def read_kv(self, sequence: Sequence, layers: tuple[int, int], tokens: tuple[int, int]) -> Tensor:
+        """A fresh copy of computed KV: [layers, 2, tokens, kv_heads, head_dim]."""
+        return self._kv_cache.read_slots(*layers, self._slots(sequence, *tokens))
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a sequence in any state and free its blocks. Safe to call again."""
+        self._scheduler.remove(sequence)
+
+    # ---------------------------------------------------------------- the step
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work
+
+    @torch.inference_mode()
+    def step(self, observer: StepObserver) -> None:
+        """Compute one batch: decode tokens and prefill chunks together."""
+        scheduled = self._scheduler.schedule()
+        if not scheduled:
+            return
+        observer.on_scheduled(scheduled)
+        batch = build_batch(scheduled, self._kv_cache.shape.block_size, self._kv_cache.device)
+        logits = self._model(batch, self._kv_cache, self._attention, observer.on_layer_computed)
+        tokens = self._sample(logits, scheduled)
+        self.num_steps += 1
+        observer.on_sampled(self._commit(scheduled, tokens))
+
+    def _sample(self, logits: Tensor, scheduled: Seq[ScheduledSequence]) -> list[int]:
+        sequences = [part.sequence for part in scheduled if part.is_sampled]
+        if not sequences:
+            return []
+        return sample(logits, [s.sampling for s in sequences], [s.num_tokens for s in sequences])
+
+    def _commit(self, scheduled: Seq[ScheduledSequence], tokens: list[int]) -> list[SampledToken]:
+        next_token = iter(tokens)
+        sampled: list[SampledToken] = []
+        for part in scheduled:
+            is_sampled = part.is_sampled
+            part.sequence.num_computed_tokens = part.end
+            if not is_sampled:
+                continue
+            token = next(next_token)
+            part.sequence.token_ids.append(token)
+            finish_reason = self._finish_reason(part.sequence, token)
+            if finish_reason is not None:
+                self._scheduler.remove(part.sequence)
+            sampled.append(SampledToken(part.sequence, token, finish_reason))
+        return sampled
+
+    def _finish_reason(self, sequence: Sequence, token: int) -> FinishReason | None:
+        sampling = sequence.sampling
+        if token in sampling.stop_token_ids or (token in self._eos_token_ids and not sampling.ignore_eos):
+            return FinishReason.STOP
+        if sequence.num_output_tokens >= sampling.max_tokens or sequence.num_tokens >= self.limits.max_model_len:
+            return FinishReason.LENGTH
+        return None
+
+    # ---------------------------------------------------------------- what others may know
+
+    def load(self) -> EngineLoad:
+        scheduler = self._scheduler
+        pending = (*scheduler.waiting, *scheduler.running)
+        return EngineLoad(
+            num_waiting=len(scheduler.waiting),
+            num_running=len(scheduler.running),
+            num_reserved=len(scheduler.reserved),
+            uncached_tokens=sum(s.num_uncomputed_tokens for s in pending if s.num_uncomputed_tokens > 1),
+            free_blocks=scheduler.blocks.num_free,
+            total_blocks=scheduler.blocks.num_blocks,
+        )
+
+    @property
+    def num_preemptions(self) -> int:
+        return self._scheduler.num_preemptions
+
+    def _slots(self, sequence: Sequence, start: int, end: int) -> Tensor:
+        slots = slot_mapping(sequence.block_table, start, end, self._kv_cache.shape.block_size)
+        return torch.tensor(slots, dtype=torch.int64, device=self._kv_cache.device)
+
+
+@dataclass(frozen=True)
+class EngineDescription:
+    """What the engine says of itself to routers and peers, fixed at load."""
+
+    layout: KVLayout
+    limits: EngineLimits
+    eos_token_ids: tuple[int, ...]

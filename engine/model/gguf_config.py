@@ -1,0 +1,82 @@
+"""ModelConfig from a GGUF file's metadata."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from common.errors import ModelError
+from engine.model.config import ModelConfig, RopeConfig, check_config
+from engine.model.fields import Fields
+from engine.model.gguf_file import GGUFFile
+
+SUPPORTED_ARCHITECTURES = ("llama", "qwen2")
+EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+
+
+def read_gguf_config(file: GGUFFile) -> ModelConfig:
+    """Raises: ModelError naming the file and the key that is missing, malformed or not supported."""
+    source = str(file.path)
+    architecture = file.metadata.get("general.architecture")
+    if architecture not in SUPPORTED_ARCHITECTURES:
+        supported = ", ".join(SUPPORTED_ARCHITECTURES)
+        raise ModelError(f"{source}: general.architecture is {architecture!r}; supported are {supported}")
+    fields = Fields(file.metadata, source, prefix=f"{architecture}.")
+    if fields.get("expert_count", 0):
+        raise ModelError(f"{source}: mixture-of-experts models are not supported")
+
+    num_heads = fields.positive_int("attention.head_count")
+    hidden_size = fields.positive_int("embedding_length")
+    head_dim = fields.positive_int("attention.key_length", max(1, hidden_size // num_heads))
+    if fields.positive_int("rope.dimension_count", head_dim) != head_dim:
+        raise ModelError(f"{source}: rotary embedding of only a part of each head is not supported")
+    config = ModelConfig(
+        vocab_size=_vocab_size(file),
+        hidden_size=hidden_size,
+        intermediate_size=fields.positive_int("feed_forward_length"),
+        num_layers=fields.positive_int("block_count"),
+        num_heads=num_heads,
+        num_kv_heads=fields.positive_int("attention.head_count_kv", num_heads),
+        head_dim=head_dim,
+        rms_norm_eps=fields.positive_float("attention.layer_norm_rms_epsilon"),
+        rope=_rope(file, fields),
+        tie_word_embeddings="output.weight" not in file.tensors,
+        attention_bias="blk.0.attn_q.bias" in file.tensors,
+        attention_output_bias="blk.0.attn_output.bias" in file.tensors,
+        max_position_embeddings=fields.positive_int("context_length"),
+        eos_token_ids=_eos_token_ids(file),
+    )
+    check_config(config, source)
+    return config
+
+
+def _vocab_size(file: GGUFFile) -> int:
+    """From the embedding itself: the metadata key is optional."""
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise ModelError(f"{file.path} has no tensor token_embd.weight; fetch the model again")
+    return embedding.shape[0]
+
+
+def _rope(file: GGUFFile, fields: Fields) -> RopeConfig:
+    theta = fields.positive_float("rope.freq_base", 10000.0)
+    divisors = file.tensors.get("rope_freqs.weight")  # Llama-3 scaling, already worked out by the converter
+    if divisors is not None:
+        return RopeConfig(theta, frequency_divisors=_positive_floats(file, divisors.data))
+    kind = fields.get("rope.scaling.type", "none")
+    if kind == "none":
+        return RopeConfig(theta, linear_factor=fields.positive_float("rope.scale_linear", 1.0))
+    if kind == "linear":
+        return RopeConfig(theta, linear_factor=fields.positive_float("rope.scaling.factor"))
+    raise ModelError(f"{file.path}: rotary scaling {kind!r} is not supported; supported are none and linear")
+
+
+def _positive_floats(file: GGUFFile, data: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> tuple[float, ...]:
+    values = np.frombuffer(data.tobytes(), dtype=np.float32)
+    if not (np.isfinite(values).all() and (values > 0).all()):
+        raise ModelError(f"{file.path}: rope_freqs.weight holds a value that is not above 0; fetch the model again")
+    return tuple(values.tolist())
+
+
+def _eos_token_ids(file: GGUFFile) -> tuple[int, ...]:
+    found = (file.metadata.get(f"tokenizer.ggml.{key}") for key in EOS_KEYS)
+    return tuple(dict.fromkeys(token_id for token_id in found if type(token_id) is int))

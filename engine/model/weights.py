@@ -1,0 +1,138 @@
+"""From a model file or folder to a model that is ready to run."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from common.errors import ModelError
+from engine.model.config import ModelConfig
+from engine.model.gguf_weights import GGUFCheckpoint
+from engine.model.llama import Llama
+from engine.model.safetensors_weights import SafetensorsCheckpoint
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    model: Llama
+    config: ModelConfig
+    fingerprint: str  # hex; equal on two workers exactly when they loaded the same weights
+    rope: str  # canonical description of the rotary embedding
+
+
+class StoredTensor(Protocol):
+    """A weight still in its file."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def source_dtype(self) -> str: ...
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    def read(self, offset: int, num_bytes: int) -> bytes:
+        """Raw bytes as they are stored, quantised or not."""
+
+    def copy_to(self, destination: Tensor) -> None:
+        """Fill `destination`, of the same shape, in whatever dtype and on whatever device it is."""
+
+
+class Checkpoint(Protocol):
+    """An open model file or folder. Tensors go by their Hugging Face names, whatever the file calls them."""
+
+    config: ModelConfig
+
+    def tensor(self, name: str) -> StoredTensor:
+        """Raises: ModelError when the file does not hold it."""
+
+
+def load_model(path: Path, dtype: torch.dtype, device: torch.device) -> LoadedModel:
+    """Load a folder with config.json and *.safetensors, or one .gguf file, tensor by tensor.
+
+    Raises: ModelError naming the file and what to do about it.
+    """
+    checkpoint = open_checkpoint(path)
+    config = checkpoint.config
+    # Shapes before memory: a wrong config must fail by name, not by an allocation of its size.
+    placed = [(placement, checkpoint.tensor(placement.name)) for placement in _checked(checkpoint, path)]
+    model = Llama(config, dtype, device)
+    parameters = dict(model.named_parameters())
+    digest = hashlib.sha256(repr(config).encode())
+    for placement, stored in placed:
+        digest.update(f"{placement.name} {stored.shape} {stored.source_dtype}".encode())
+        for offset, num_bytes in sample_windows(stored.num_bytes):
+            digest.update(stored.read(offset, num_bytes))
+        rows = parameters[placement.parameter].narrow(0, placement.row, placement.shape[0])
+        stored.copy_to(rows)
+    return LoadedModel(model, config, digest.hexdigest(), config.rope.describe())
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Raises: ModelError."""
+    if path.is_dir():
+        return SafetensorsCheckpoint(path)
+    if path.suffix == ".gguf":
+        return GGUFCheckpoint(path)
+    raise ModelError(f"{path} is neither a Hugging Face folder nor a .gguf file")
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a named weight goes: rows [row, row + shape[0]) of one of the model's parameters."""
+
+    name: str
+    parameter: str
+    shape: tuple[int, ...]
+    row: int = 0
+
+
+def placements(config: ModelConfig) -> Iterator[Placement]:
+    """Every weight that a model of this config consists of."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    yield Placement("model.embed_tokens.weight", "embed_tokens.weight", (config.vocab_size, hidden))
+    for index in range(config.num_layers):
+        theirs, ours = f"model.layers.{index}", f"layers.{index}"
+        yield Placement(f"{theirs}.input_layernorm.weight", f"{ours}.attention_norm.weight", (hidden,))
+        for part, row, size in (("q_proj", 0, q), ("k_proj", q, kv), ("v_proj", q + kv, kv)):
+            fused = f"{ours}.self_attention.qkv_proj"
+            yield Placement(f"{theirs}.self_attn.{part}.weight", f"{fused}.weight", (size, hidden), row)
+            if config.attention_bias:
+                yield Placement(f"{theirs}.self_attn.{part}.bias", f"{fused}.bias", (size,), row)
+        yield Placement(f"{theirs}.self_attn.o_proj.weight", f"{ours}.self_attention.o_proj.weight", (hidden, q))
+        if config.attention_output_bias:
+            yield Placement(f"{theirs}.self_attn.o_proj.bias", f"{ours}.self_attention.o_proj.bias", (hidden,))
+        yield Placement(f"{theirs}.post_attention_layernorm.weight", f"{ours}.mlp_norm.weight", (hidden,))
+        for part, row in (("gate_proj", 0), ("up_proj", inner)):
+            yield Placement(f"{theirs}.mlp.{part}.weight", f"{ours}.mlp.gate_up_proj.weight", (inner, hidden), row)
+        yield Placement(f"{theirs}.mlp.down_proj.weight", f"{ours}.mlp.down_proj.weight", (hidden, inner))
+    yield Placement("model.norm.weight", "norm.weight", (hidden,))
+    if not config.tie_word_embeddings:
+        yield Placement("lm_head.weight", "lm_head.weight", (config.vocab_size, hidden))
+
+
+def sample_windows(num_bytes: int, num_windows: int = 16, window: int = 256) -> list[tuple[int, int]]:
+    """(offset, length) of evenly spaced samples, both ends included: cheap on a large file, yet no training run
+    leaves all of them as they were."""
+    if num_bytes <= num_windows * window:
+        return [(0, num_bytes)]
+    return [(i * (num_bytes - window) // (num_windows - 1), window) for i in range(num_windows)]
+
+
+def _checked(checkpoint: Checkpoint, path: Path) -> Iterator[Placement]:
+    for placement in placements(checkpoint.config):
+        shape = checkpoint.tensor(placement.name).shape
+        if shape != placement.shape:
+            raise ModelError(
+                f"{path}: tensor {placement.name} has shape {list(shape)} where its config asks for "
+                f"{list(placement.shape)}; the file and its config do not belong together"
+            )
+        yield placement

@@ -1,0 +1,118 @@
+"""Which tokens run in the next step: one token budget over decode tokens and prefill chunks."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from common.errors import NoFreeBlocks
+from engine.block_manager import BlockManager
+from engine.sequence import ScheduledSequence, Sequence
+
+
+class Scheduler:
+    """Phase-free: it only moves `num_computed_tokens` towards `num_tokens`.
+
+        add ──▶ waiting ──▶ running ──▶ (finished)        blocks for the whole prompt and one more token on entry
+                   ▲           │
+                   └─preempt───┘                           newest first; blocks freed, recomputed later
+        reserve ─▶ reserved ─activate─▶ waiting (front)    blocks held from the start; KV arrives from elsewhere
+
+    Running sequences never wait for a block that a waiting one holds, so the oldest always moves on: no livelock.
+    """
+
+    def __init__(self, blocks: BlockManager, max_num_batched_tokens: int, max_num_seqs: int) -> None:
+        self.blocks = blocks
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._max_num_seqs = max_num_seqs
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []  # oldest first
+        self.reserved: set[Sequence] = set()
+        self.num_preemptions = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def add(self, sequence: Sequence) -> None:
+        self.waiting.append(sequence)
+
+    def reserve(self, sequence: Sequence) -> None:
+        """Hold blocks for a sequence whose KV will be written from outside, and for its next token.
+
+        Raises: NoFreeBlocks when that would take what running or waiting sequences need next.
+        """
+        needed = self.blocks.num_missing([], sequence.num_tokens + 1)
+        if needed > self._num_spare_blocks():
+            raise NoFreeBlocks(
+                f"the prompt needs {needed} KV blocks; {self.blocks.num_free} of {self.blocks.num_blocks} are free, "
+                f"{self.blocks.num_free - max(0, self._num_spare_blocks())} of them kept for sequences already here"
+            )
+        self.blocks.grow(sequence.block_table, sequence.num_tokens + 1)
+        self.reserved.add(sequence)
+
+    def activate(self, sequence: Sequence) -> None:
+        """A reserved sequence's KV is complete: let it run at the next step."""
+        self.reserved.remove(sequence)
+        self.waiting.appendleft(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a sequence wherever it is and free its blocks. An unknown one is ignored."""
+        if sequence in self.running:
+            self.running.remove(sequence)
+        elif sequence in self.reserved:
+            self.reserved.remove(sequence)
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)
+        self.blocks.free(sequence.block_table)
+
+    def schedule(self) -> list[ScheduledSequence]:
+        """Choose the next step's work; single-token parts come first. May preempt; may admit."""
+        self._secure_next_blocks()
+        self._admit()
+        budget = self._max_num_batched_tokens
+        scheduled: list[ScheduledSequence] = []
+        for sequence in self._decodes_then_prefills():
+            num_scheduled = min(sequence.num_uncomputed_tokens, budget)
+            if num_scheduled == 0:
+                break
+            budget -= num_scheduled
+            scheduled.append(ScheduledSequence(sequence, sequence.num_computed_tokens, num_scheduled))
+        scheduled.sort(key=lambda part: part.num_scheduled_tokens > 1)
+        return scheduled
+
+    def _secure_next_blocks(self) -> None:
+        """Give every running sequence the block of its next token, preempting the newest while there is none."""
+        for sequence in list(self.running):
+            while sequence in self.running:
+                try:
+                    self.blocks.grow(sequence.block_table, sequence.num_tokens)
+                    break
+                except NoFreeBlocks:
+                    self._preempt(self.running[-1])
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self.blocks.free(sequence.block_table)
+        sequence.num_computed_tokens = 0
+        self.waiting.appendleft(sequence)
+        self.num_preemptions += 1
+
+    def _admit(self) -> None:
+        """First come, first served, while the front fits whole and every running sequence keeps its next block."""
+        while self.waiting and len(self.running) < self._max_num_seqs:
+            sequence = self.waiting[0]
+            missing = self.blocks.num_missing(sequence.block_table, sequence.num_tokens + 1)
+            if missing and missing > self.blocks.num_free - len(self.running):
+                break
+            self.blocks.grow(sequence.block_table, sequence.num_tokens + 1)
+            self.running.append(self.waiting.popleft())
+
+    def _decodes_then_prefills(self) -> Iterator[Sequence]:
+        yield from (sequence for sequence in self.running if sequence.num_uncomputed_tokens == 1)
+        yield from (sequence for sequence in self.running if sequence.num_uncomputed_tokens > 1)
+
+    def _num_spare_blocks(self) -> int:
+        """Free blocks that neither a running sequence's next token nor a waiting sequence's prompt will need."""
+        kept_for_waiting = sum(self.blocks.num_missing(s.block_table, s.num_tokens + 1) for s in self.waiting)
+        return self.blocks.num_free - len(self.running) - kept_for_waiting

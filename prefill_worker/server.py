@@ -1,0 +1,77 @@
+"""Composes a prefill worker: engine, KV sender, gRPC server, membership. Stops them in reverse."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+
+import grpc
+from kv_transfer.factory import make_sender
+
+from common.config import Role, ServeConfig
+from common.identity import new_incarnation
+from common.model_source import resolve_model
+from common.pb import serving_pb2 as pb
+from common.pb import serving_pb2_grpc as pb_grpc
+from common.worker_server import StatusSource, WorkerServer
+from engine.async_engine import AsyncEngine
+from engine.build import build_engine
+from kv_transfer.transport import KVSender
+from prefill_worker.kv_push import KVPush
+from prefill_worker.service import PrefillService
+from prefill_worker.worker import PrefillWorker
+
+
+class PrefillServer:
+    """A running prefill worker. Make one with `start`."""
+
+    def __init__(self, address: str, server: WorkerServer, engine: AsyncEngine, sender: KVSender) -> None:
+        self.address = address
+        self._server = server
+        self._engine = engine
+        self._sender = sender
+
+    @staticmethod
+    async def start(config: ServeConfig, name: str, router_address: str) -> PrefillServer:
+        """Load the model, then serve and register. Raises: ConfigError, ModelError."""
+        pool = config.pool(Role.PREFILL)
+        path = await asyncio.to_thread(resolve_model, config.model.source)
+        loaded = await asyncio.to_thread(build_engine, config.engine(Role.PREFILL, path))
+        push = KVPush(loaded, config.transfer.piece_bytes)
+        engine = AsyncEngine(loaded, tap=push)
+        incarnation = new_incarnation()
+        sender = make_sender(config.transfer.transport, engine.layout, incarnation, engine.device)
+        worker = PrefillWorker(engine, push, sender, config.transfer.timeout_s)
+
+        async def measure_load() -> pb.WorkerLoad:
+            return pb.WorkerLoad(**asdict(await engine.load()))
+
+        def counters() -> dict[str, int]:
+            return {"prefills": worker.num_prefills, **sender.stats.as_counters(), **engine.counters()}
+
+        def add_prefill(grpc_server: grpc.aio.Server) -> None:
+            service = PrefillService(worker, StatusSource(hello, measure_load, counters))
+            pb_grpc.add_PrefillServicer_to_server(service, grpc_server)
+
+        server = WorkerServer({"pdserve.v1.Prefill": add_prefill})
+        address = server.bind(pool.host)
+        hello = pb.WorkerHello(
+            worker_id=name,
+            role=pb.ROLE_PREFILL,
+            incarnation=incarnation,
+            address=address,
+            model=config.model.served_name,
+            layout=engine.layout.to_pb(),
+            transport=config.transfer.transport,
+            **asdict(engine.limits),
+        )
+        await server.start(hello, router_address, measure_load)
+        return PrefillServer(address, server, engine, sender)
+
+    async def wait_crashed(self) -> BaseException:
+        return await self._engine.wait_crashed()
+
+    async def stop(self) -> None:
+        await self._server.stop()
+        await self._sender.close()
+        await self._engine.stop()
