@@ -79,6 +79,17 @@ class TransferStats:
     stale_pieces: int = 0  # for an unknown, ended or replaced transfer: dropped
     pieces_rejected: dict[str, int] = field(default_factory=dict)  # by reason; stays empty in health
 
+    def as_counters(self) -> dict[str, int]:
+        """Flat, by the names that docs/architecture.md lists."""
+        return {
+            "kv_transfers_committed": self.transfers_committed,
+            "kv_transfers_failed": self.transfers_failed,
+            "kv_pieces": self.pieces,
+            "kv_bytes": self.bytes,
+            "kv_stale_pieces": self.stale_pieces,
+            "kv_pieces_rejected": sum(self.pieces_rejected.values()),
+        }
+
 
 class OutgoingTransfer(Protocol):
     """One attempt at one transfer, on the source. Ends with commit or abort, whichever comes first."""

@@ -19,7 +19,7 @@ class TokenDelta:
 
 @dataclass
 class Request:
-    """One wish with one life. `timeline` and the fields below it are written by pipeline.serve only."""
+    """One wish with one life. pipeline.serve alone writes `timeline` and what follows, except where noted."""
 
     request_id: str  # for people and logs; never an identity between workers
     prompt_token_ids: list[int]
@@ -30,3 +30,4 @@ class Request:
     decode_worker: str = ""
     attempts: int = 0
     cached_tokens: int = 0  # prefix-cache hits
+    ended_by_stop_string: bool = False  # written by answer(): closing serve() then finishes, it does not cancel

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize
 
 from common.errors import ModelError
 from engine.model.config import ModelConfig, RopeConfig, check_config
 from engine.model.fields import Fields
-from engine.model.gguf_file import GGUFFile
+from engine.model.gguf_file import GGUFFile, GGUFTensorInfo
 
 SUPPORTED_ARCHITECTURES = ("llama", "qwen2")
 EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -61,7 +63,7 @@ def _rope(file: GGUFFile, fields: Fields) -> RopeConfig:
     theta = fields.positive_float("rope.freq_base", 10000.0)
     divisors = file.tensors.get("rope_freqs.weight")  # Llama-3 scaling, already worked out by the converter
     if divisors is not None:
-        return RopeConfig(theta, frequency_divisors=_positive_floats(file, divisors.data))
+        return RopeConfig(theta, frequency_divisors=_positive_floats(file, divisors))
     kind = fields.get("rope.scaling.type", "none")
     if kind == "none":
         return RopeConfig(theta, linear_factor=fields.positive_float("rope.scale_linear", 1.0))
@@ -70,11 +72,11 @@ def _rope(file: GGUFFile, fields: Fields) -> RopeConfig:
     raise ModelError(f"{file.path}: rotary scaling {kind!r} is not supported; supported are none and linear")
 
 
-def _positive_floats(file: GGUFFile, data: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> tuple[float, ...]:
-    values = np.frombuffer(data.tobytes(), dtype=np.float32)
+def _positive_floats(file: GGUFFile, tensor: GGUFTensorInfo) -> tuple[float, ...]:
+    values = dequantize(tensor.data, tensor.kind) if tensor.kind == GGMLQuantizationType.F32 else np.zeros(1)
     if not (np.isfinite(values).all() and (values > 0).all()):
-        raise ModelError(f"{file.path}: rope_freqs.weight holds a value that is not above 0; fetch the model again")
-    return tuple(values.tolist())
+        raise ModelError(f"{file.path}: {tensor.name} must hold float32 numbers above 0; fetch the model again")
+    return tuple(values.reshape(-1).tolist())
 
 
 def _eos_token_ids(file: GGUFFile) -> tuple[int, ...]:

@@ -71,18 +71,18 @@ def _refuse_unsupported(fields: Fields, architecture: str, path: Path) -> None:
         raise ModelError(f"{path}: hidden_act is {fields.get('hidden_act')!r}; only 'silu' is supported")
     if fields.boolean("mlp_bias", False):
         raise ModelError(f"{path}: mlp_bias is not supported")
-    if fields.get("partial_rotary_factor", 1.0) != 1.0:
-        raise ModelError(f"{path}: partial_rotary_factor is not supported")
-    window = fields.get("sliding_window")
+    context = fields.positive_int("max_position_embeddings")
     uses_window = fields.boolean("use_sliding_window", False) if architecture == "Qwen2ForCausalLM" else True
-    if uses_window and window is not None and window < fields.positive_int("max_position_embeddings"):
-        raise ModelError(f"{path}: sliding-window attention is not supported (sliding_window is {window})")
+    if uses_window and fields.positive_int("sliding_window", context) < context:
+        raise ModelError(f"{path}: sliding-window attention is not supported (sliding_window is below {context})")
 
 
 def _rope(fields: Fields, path: Path) -> RopeConfig:
     """transformers 5 writes one `rope_parameters`; older files have `rope_theta` and perhaps `rope_scaling`."""
     scaling = fields.section("rope_parameters") or fields.section("rope_scaling")
     theta = scaling.positive_float("rope_theta", fields.positive_float("rope_theta", 10000.0))
+    if scaling.get("partial_rotary_factor", fields.get("partial_rotary_factor", 1.0)) != 1.0:
+        raise ModelError(f"{path}: partial_rotary_factor is not supported")
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind == "default":
         return RopeConfig(theta)

@@ -1,0 +1,115 @@
+"""The pdserve command: up, status, demo. Mistakes end with one line that says what to change, and exit code 2."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+
+from cluster import demo, status, up
+from cluster.plan import Overrides, Plan
+from cluster.supervisor import MemberGivenUp
+from common.config import Role, ServeConfig, load_config
+from common.errors import ConfigError, ServingError
+
+DEFAULT_CONFIG = Path("serve.yaml")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit codes: 0 done or stopped on request, 1 it does not serve, 2 the command or the config is wrong."""
+    arguments = _parser().parse_args(argv)
+    signal.signal(signal.SIGTERM, _exit_on_signal)  # until the event loop takes over
+    console = Console()
+    try:
+        if arguments.command == "status":
+            return asyncio.run(status.show_status(_router_address(arguments), console))
+        options = _up_options(arguments)
+        if arguments.command == "demo":
+            return demo.run_demo(options, arguments.prompt, arguments.max_tokens, console)
+        return up.run_up(options, console)
+    except ConfigError as error:
+        _complain(error)
+        return 2
+    except (MemberGivenUp, ServingError) as error:
+        _complain(error)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="pdserve", description="Disaggregated prefill/decode serving.")
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    serving = argparse.ArgumentParser(add_help=False)
+    serving.add_argument("--config", type=Path, help=f"default: {DEFAULT_CONFIG} here, else the built-in settings")
+    for role in Role:
+        serving.add_argument(f"--{role}", type=_count, metavar="N", help=f"number of {role} workers")
+    for name in ("http", "grpc", "control"):
+        serving.add_argument(f"--{name}-port", type=_port, metavar="N", help="0 picks a free one")
+    serving.add_argument("--logs", type=Path, metavar="FOLDER", help="where the members' log files go")
+    hosts = serving.add_mutually_exclusive_group()
+    hosts.add_argument("--ray", action="store_true", help="host the members as actors of a local Ray")
+    hosts.add_argument("--address", help="host the members on a running Ray cluster: 'auto' or HOST:PORT")
+
+    commands.add_parser("up", parents=[serving], help="serve until Ctrl-C")
+    show = commands.add_parser("demo", parents=[serving], help="serve one prompt, show where its time went, stop")
+    show.add_argument("--prompt", default="Explain in three sentences why the sky is blue.")
+    show.add_argument("--max-tokens", type=_count, default=96, metavar="N")
+    ask = commands.add_parser("status", help="the workers of a running deployment")
+    ask.add_argument("--router", metavar="HOST:PORT", help="its control address; default: from the config")
+    ask.add_argument("--config", type=Path, help=argparse.SUPPRESS)
+    return parser
+
+
+def _up_options(arguments: argparse.Namespace) -> up.UpOptions:
+    return up.UpOptions(
+        config=_config(arguments.config),
+        overrides=Overrides(
+            replicas={role: vars(arguments)[role] for role in Role},
+            ports={key: vars(arguments)[key] for key in ("http_port", "grpc_port", "control_port")},
+        ),
+        log_folder=arguments.logs,
+        ray_address="local" if arguments.ray else arguments.address,
+    )
+
+
+def _config(path: Path | None) -> ServeConfig:
+    if path is None and not DEFAULT_CONFIG.exists():
+        return ServeConfig()
+    return load_config(path or DEFAULT_CONFIG)
+
+
+def _router_address(arguments: argparse.Namespace) -> str:
+    if arguments.router is not None:
+        return str(arguments.router)
+    return Plan(_config(arguments.config)).control_address
+
+
+def _count(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 up")
+    return int(text)
+
+
+def _port(text: str) -> int:
+    if not text.isdigit() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port")
+    return int(text)
+
+
+def _exit_on_signal(number: int, _frame: FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
+def _complain(error: Exception) -> None:
+    print(f"pdserve: {error}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

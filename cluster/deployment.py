@@ -1,0 +1,75 @@
+"""One deployment from start to stop: members under a supervisor, and something done while they run."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Coroutine
+from contextlib import aclosing
+
+from cluster.display import Display
+from cluster.host import WorkerHost
+from cluster.plan import Plan
+from cluster.registry_client import follow_status
+from cluster.supervisor import Supervisor
+
+
+async def run_deployment(plan: Plan, host: WorkerHost, display: Display, work: Coroutine[None, None, None]) -> None:
+    """Start every member, do `work`, stop every member: when it is done, when it fails, when this task is cancelled.
+
+    Raises: ConfigError or MemberGivenUp when a member cannot be started; whatever `work` raises.
+    """
+    supervisor = Supervisor(host, display.member_event)
+    tasks = {asyncio.create_task(supervisor.run(plan.specs)), asyncio.create_task(work)}
+    try:
+        finished, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in finished:
+            task.result()
+    finally:
+        display.doing("stopping")
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await host.close()
+
+
+async def until_ready(plan: Plan, display: Display) -> None:
+    display.doing("starting")
+    async with aclosing(follow_status(plan.control_address)) as statuses:
+        async for status in statuses:
+            display.cluster_status(status, plan)
+            if status.is_ready:
+                return
+
+
+async def announce_members(plan: Plan, display: Display) -> None:
+    """Ready, then every worker that comes (back) later, for ever."""
+    await until_ready(plan, display)
+    display.ready(plan)
+    async with aclosing(follow_status(plan.control_address, every_s=1.0)) as statuses:
+        async for status in statuses:
+            display.cluster_status(status, plan)
+
+
+async def until_signal(work: Awaitable[None]) -> None:
+    """Do `work` to its end or to the first SIGINT, SIGTERM or SIGHUP, which is a wish to stop and no error."""
+    task = asyncio.ensure_future(work)
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    was_asked_to_stop = False
+
+    def stop() -> None:
+        nonlocal was_asked_to_stop
+        was_asked_to_stop = True
+        task.cancel()
+
+    for number in signals:
+        loop.add_signal_handler(number, stop)
+    try:
+        await task
+    except asyncio.CancelledError:
+        if not was_asked_to_stop:
+            raise
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)

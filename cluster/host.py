@@ -1,0 +1,52 @@
+"""The seam between the supervisor and what runs router and workers: local processes or Ray actors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from common.config import Role
+
+
+@dataclass(frozen=True)
+class MemberSpec:
+    """One thing to keep alive. Its name is stable over restarts; its incarnation is not."""
+
+    name: str  # "router", "prefill-0", "decode-1"
+    role: Role | None  # None: the router
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Why a member is no longer there."""
+
+    reason: str  # "exit code 1", "killed by SIGKILL", "actor died"
+    last_words: str = ""  # the end of what it said, for the person at the terminal
+    is_config_error: bool = False  # starting it again cannot help
+
+
+class Member(Protocol):
+    """One running life of a member, from start to end; a restart gives another one."""
+
+    async def ended(self) -> Ending:
+        """Wait for the end, however it comes. May be awaited again, also after the end."""
+
+    async def stop(self) -> None:
+        """Ask it to stop, insist after a bound, and return when it is gone. Safe to call after its end."""
+
+
+class WorkerHost(Protocol):
+    """Starts members. Whether and when to start one again is the supervisor's decision, for every host alike."""
+
+    async def start(self, spec: MemberSpec) -> Member:
+        """Begin a life. Returns before it is ready to serve: the router's registry tells that.
+
+        Raises: HostError when nothing could be started at all.
+        """
+
+    async def close(self) -> None:
+        """Release what the host itself holds. Members are stopped before."""
+
+
+class HostError(Exception):
+    """A member could not be started; trying again later may help."""

@@ -1,0 +1,132 @@
+"""What `pdserve up` is about to start: the config with the command line applied, the members, and free ports."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cluster.host import MemberSpec
+from common.config import Role, RouterSection, ServeConfig
+from common.errors import ConfigError
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """What the command line says in place of serve.yaml; None leaves the file's value."""
+
+    replicas: Mapping[Role, int | None] = field(default_factory=dict)
+    ports: Mapping[str, int | None] = field(default_factory=dict)  # by key of the router section
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A deployment that can be started: every port is a number, every pool has its threads."""
+
+    config: ServeConfig
+
+    @property
+    def specs(self) -> list[MemberSpec]:
+        """The router first, then the workers."""
+        workers = [MemberSpec(f"{role}-{i}", role) for role in Role for i in range(self.config.pool(role).replicas)]
+        return [MemberSpec("router", None), *workers]
+
+    @property
+    def worker_names(self) -> list[str]:
+        return [spec.name for spec in self.specs if spec.role is not None]
+
+    @property
+    def http_url(self) -> str:
+        return f"http://{_reachable(self.config.router.host)}:{self.config.router.http_port}"
+
+    @property
+    def grpc_address(self) -> str:
+        return f"{_reachable(self.config.router.host)}:{self.config.router.grpc_port}"
+
+    @property
+    def control_address(self) -> str:
+        return f"{_reachable(self.config.router.host)}:{self.config.router.control_port}"
+
+    def on_network(self, node_address: str) -> Plan:
+        """For members on several machines: a router that listens on loopback listens on this node's address instead."""
+        if self.config.router.host != LOOPBACK:
+            return self
+        return Plan(_updated(self.config, {"router": {"host": node_address}}))
+
+    def write(self, path: Path) -> None:
+        """The effective serve.yaml, which every process of this deployment reads."""
+        path.write_text(yaml.safe_dump(self.config.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
+
+
+def make_plan(config: ServeConfig, overrides: Overrides, num_cores: int | None = None) -> Plan:
+    """`num_cores`: shared among the workers that name no num_threads; None leaves that to each worker.
+
+    Raises: ConfigError when nothing could ever be served.
+    """
+    chosen = {role: overrides.replicas.get(role) for role in Role}
+    replicas = {role: config.pool(role).replicas if n is None else n for role, n in chosen.items()}
+    if not replicas[Role.COLOCATED] and not (replicas[Role.PREFILL] and replicas[Role.DECODE]):
+        raise ConfigError(
+            f"{replicas[Role.PREFILL]} prefill and {replicas[Role.DECODE]} decode workers cannot serve: "
+            "start at least one of each, or one with --colocated"
+        )
+    threads = None if num_cores is None else max(1, num_cores // sum(replicas.values()))
+    changes: dict[str, Any] = {
+        role: {"replicas": replicas[role], "num_threads": config.pool(role).num_threads or threads} for role in Role
+    }
+    changes["router"] = {key: port for key, port in overrides.ports.items() if port is not None}
+    return Plan(_updated(config, changes))
+
+
+def with_free_ports(plan: Plan) -> Plan:
+    """Ports given as 0 become free ones, all different. Raises: ConfigError naming the first port in use."""
+    router = plan.config.router
+    taken: list[socket.socket] = []
+    ports: dict[str, int] = {}
+    try:
+        for key in ("http_port", "grpc_port", "control_port"):
+            taken.append(_bind(router, key))
+            ports[key] = taken[-1].getsockname()[1]
+    finally:
+        for held in taken:
+            held.close()
+    return Plan(_updated(plan.config, {"router": ports}))
+
+
+def available_cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _bind(router: RouterSection, key: str) -> socket.socket:
+    port: int = getattr(router, key)
+    family = socket.AF_INET6 if ":" in router.host else socket.AF_INET
+    probe = socket.socket(family, socket.SOCK_STREAM)
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was used a moment ago is free
+    try:
+        probe.bind((router.host, port))
+        probe.listen(1)
+    except OSError as error:
+        probe.close()
+        option = f"--{key.replace('_', '-')}"
+        raise ConfigError(
+            f"cannot listen on {router.host}:{port} ({error.strerror}): choose another router.{key}, "
+            f"or give {option} N (0 picks a free one)"
+        ) from error
+    return probe
+
+
+def _updated(config: ServeConfig, changes: dict[str, dict[str, Any]]) -> ServeConfig:
+    sections = {name: getattr(config, name).model_copy(update=update) for name, update in changes.items()}
+    return config.model_copy(update=sections)
+
+
+def _reachable(host: str) -> str:
+    """An address to call for a server that may listen on all of them."""
+    return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)

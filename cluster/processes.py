@@ -1,0 +1,100 @@
+"""Hosts members as processes of this machine: one session each, output in log files, nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from cluster import tether
+from cluster.host import Ending, HostError, MemberSpec
+from common.config import Role
+
+CONFIG_ERROR_EXIT_CODE = 2
+_LAST_WORDS_BYTES = 2000
+
+
+class ProcessHost:
+    """Every child dies with this process, however it dies; see tether.py."""
+
+    def __init__(
+        self, command: Callable[[MemberSpec], list[str]], log_folder: Path, stop_timeout_s: float = 10.0
+    ) -> None:
+        self._command = command
+        self._log_folder = log_folder
+        self._stop_timeout_s = stop_timeout_s
+
+    async def start(self, spec: MemberSpec) -> ProcessMember:
+        log_path = self._log_folder / f"{spec.name}.log"
+        leash = [sys.executable, "-I", "-S", tether.__file__, str(os.getpid())]
+        try:
+            with log_path.open("ab") as log:
+                log_start = log.tell()
+                process = await asyncio.create_subprocess_exec(
+                    *leash,
+                    *self._command(spec),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,  # the terminal's Ctrl-C is ours to hand on
+                )
+        except OSError as error:
+            raise HostError(f"cannot start {spec.name}: {error}") from error
+        return ProcessMember(process, log_path, log_start, self._stop_timeout_s)
+
+    async def close(self) -> None:
+        return
+
+
+class ProcessMember:
+    def __init__(
+        self, process: asyncio.subprocess.Process, log_path: Path, log_start: int, stop_timeout_s: float
+    ) -> None:
+        self.pid = process.pid
+        self._process = process
+        self._log_path = log_path
+        self._log_start = log_start  # where this life begins in a log that earlier lives have written to
+        self._stop_timeout_s = stop_timeout_s
+
+    async def ended(self) -> Ending:
+        code = await self._process.wait()
+        self._kill_session()  # whatever the member itself had started
+        reason = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return Ending(reason, last_words(self._log_path, self._log_start), code == CONFIG_ERROR_EXIT_CODE)
+
+    async def stop(self) -> None:
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                self._process.terminate()
+            try:
+                await asyncio.wait_for(self._process.wait(), self._stop_timeout_s)
+            except TimeoutError:
+                self._kill_session()
+                await self._process.wait()
+        self._kill_session()
+
+    def _kill_session(self) -> None:
+        with suppress(ProcessLookupError, PermissionError):  # macOS answers EPERM for a group of zombies
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+def python_command(spec: MemberSpec, config_path: Path, router_address: str, python: str = sys.executable) -> list[str]:
+    """What a person would type to run this member bare."""
+    if spec.role is None:
+        return [python, "-m", "router", "--config", str(config_path)]
+    package = "prefill_worker" if spec.role is Role.PREFILL else "decode_worker"
+    command = [python, "-m", package, "--config", str(config_path), "--name", spec.name, "--router", router_address]
+    return [*command, "--colocated"] if spec.role is Role.COLOCATED else command
+
+
+def last_words(log_path: Path, start: int = 0) -> str:
+    """The last lines of a log, from byte `start` on."""
+    with log_path.open("rb") as log:
+        end = log.seek(0, os.SEEK_END)
+        log.seek(max(start, end - _LAST_WORDS_BYTES))
+        lines = log.read().decode(errors="replace").strip().splitlines()
+    return "\n".join(lines[-5:])

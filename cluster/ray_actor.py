@@ -1,0 +1,82 @@
+"""What runs inside a Ray worker process: one member, served until it is stopped."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.host import MemberSpec
+from cluster.plan import available_cores
+from common.config import Role, ServeConfig
+from common.logs import setup_logging
+from common.process import Service
+
+
+@dataclass(frozen=True)
+class MemberOrder:
+    """Everything an actor needs to become its member; plain values, so that it pickles."""
+
+    spec: MemberSpec
+    config: ServeConfig
+    router_address: str
+    log_path: Path | None  # None: stay in Ray's own logs, as on another machine
+    is_spread: bool = False  # over several machines: listen on the node's own address
+
+
+class MemberActor:
+    """`serve` lasts as long as the member; a caller who awaits it learns of the end, however it comes."""
+
+    def __init__(self) -> None:
+        self._service: Service | None = None
+        self._is_stopped = False
+
+    async def serve(self, order: MemberOrder) -> str:
+        """Returns why it ended. Raises: ConfigError when it cannot start."""
+        if order.log_path is not None:
+            _redirect_output(order.log_path)
+        setup_logging(order.spec.name)
+        self._service = await _start(order)
+        crash = await self._service.wait_crashed()
+        return f"crashed: {crash!r}"
+
+    async def stop(self) -> None:
+        if self._service is not None:
+            service, self._service = self._service, None
+            await service.stop()
+
+
+async def _start(order: MemberOrder) -> Service:
+    config, name, role = order.config, order.spec.name, order.spec.role
+    if role is None:
+        from router.server import RouterServer  # each process loads its own role only
+
+        return await RouterServer.start(config)
+    if order.is_spread:
+        config = _on_this_node(config, role)
+    if role is Role.PREFILL:
+        from prefill_worker.server import PrefillServer
+
+        return await PrefillServer.start(config, name, order.router_address)
+    from decode_worker.server import DecodeServer
+
+    return await DecodeServer.start(config, name, order.router_address, role)
+
+
+def _on_this_node(config: ServeConfig, role: Role) -> ServeConfig:
+    from ray.util import get_node_ip_address
+
+    pool = config.pool(role)
+    threads = pool.num_threads or available_cores()  # Ray would leave torch a single one
+    here = pool.model_copy(update={"host": get_node_ip_address(), "num_threads": threads})
+    return config.model_copy(update={str(role): here})
+
+
+def _redirect_output(log_path: Path) -> None:
+    """From now on everything this process prints, native libraries included, goes to the member's log file."""
+    with log_path.open("ab") as log:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)

@@ -1,0 +1,149 @@
+"""Hosts members as Ray actors: on a Ray of our own on this machine, or spread over a running cluster.
+
+Ray only places processes. Requests, tokens and KV never pass through it, and restarting is the supervisor's business
+(max_restarts=0), so a death is handled as it is for local processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster.host import Ending, HostError, MemberSpec
+from cluster.plan import Plan, with_free_ports
+from cluster.processes import last_words
+from cluster.ray_actor import MemberActor, MemberOrder
+from common.config import Role, ServeConfig
+from common.errors import ConfigError
+
+LOCAL = "local"
+_OBJECT_STORE_BYTES = 128 << 20  # nothing of ours goes through it
+_STOP_TIMEOUT_S = 10.0
+
+
+def start_ray(address: str, plan: Plan, logs: Path) -> tuple[Plan, RayHost]:
+    """Start a Ray of our own (address "local") or join the cluster at `address`.
+
+    Returns the plan with the addresses that this deployment will really use. Raises: ConfigError.
+    """
+    if address.startswith("ray://"):
+        raise ConfigError("--address takes 'auto' or HOST:PORT: run pdserve up on a node of the cluster")
+    if address == LOCAL:
+        scratch = Path(tempfile.mkdtemp(prefix="pdserve-", dir="/tmp"))  # short: Ray puts unix sockets below it
+        local: dict[str, Any] = {"num_cpus": len(plan.worker_names), "include_dashboard": False}
+        ray = _init_ray("disabled", object_store_memory=_OBJECT_STORE_BYTES, _temp_dir=str(scratch), **local)
+        return with_free_ports(plan), RayHost(ray, plan, Placement.over(ray, is_spread=False), logs, scratch)
+    ray = _init_ray("token", address=address)
+    plan = with_free_ports(plan.on_network(ray.util.get_node_ip_address()))
+    return plan, RayHost(ray, plan, Placement.over(ray, is_spread=True), logs, None)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Which nodes a worker may run on."""
+
+    role_resources: frozenset[str]  # roles that some node advertises as a custom resource
+    has_gpus: bool
+    is_spread: bool  # over several machines
+
+    @staticmethod
+    def over(ray: Any, is_spread: bool) -> Placement:
+        resources = frozenset(ray.cluster_resources())
+        return Placement(resources & {str(role) for role in Role}, "GPU" in resources, is_spread)
+
+    def options(self, role: Role, config: ServeConfig) -> dict[str, Any]:
+        """What an actor of this role asks Ray for."""
+        wants_gpu = self.has_gpus and config.pool(role).device != "cpu"
+        resources = {str(role): 1} if role in self.role_resources else {}
+        return {"num_cpus": 1, "num_gpus": int(wants_gpu), "resources": resources}
+
+
+class RayHost:
+    def __init__(self, ray: Any, plan: Plan, placement: Placement, logs: Path, scratch: Path | None) -> None:
+        self._ray = ray
+        self._plan = plan
+        self._placement = placement
+        self._logs = logs
+        self._scratch = scratch  # of the Ray that is ours to end
+
+    async def start(self, spec: MemberSpec) -> RayMember:
+        is_here = spec.role is None or not self._placement.is_spread
+        log_path = self._logs / f"{spec.name}.log" if is_here else None
+        order = MemberOrder(spec, self._plan.config, self._plan.control_address, log_path, self._placement.is_spread)
+        options = self._on_this_node() if spec.role is None else self._placement.options(spec.role, self._plan.config)
+        try:
+            actor = self._ray.remote(MemberActor).options(max_restarts=0, max_concurrency=8, **options).remote()
+            return RayMember(self._ray, actor, order)
+        except self._ray.exceptions.RayError as error:
+            raise HostError(f"Ray cannot start {spec.name}: {error}") from error
+
+    async def close(self) -> None:
+        self._ray.shutdown()
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _on_this_node(self) -> dict[str, Any]:
+        """The router stays where `pdserve up` runs: its URLs are the ones that were announced."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        node_id = self._ray.get_runtime_context().get_node_id()
+        return {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False)}
+
+
+class RayMember:
+    def __init__(self, ray: Any, actor: Any, order: MemberOrder) -> None:
+        self._ray = ray
+        self._actor = actor
+        self._log_path = order.log_path
+        self._log_start = order.log_path.stat().st_size if order.log_path and order.log_path.exists() else 0
+        self._life = asyncio.ensure_future(_until_end(ray, actor.serve.remote(order)))
+
+    async def ended(self) -> Ending:
+        ending = await asyncio.shield(self._life)
+        if ending.last_words or self._log_path is None or not self._log_path.exists():
+            return ending
+        return Ending(ending.reason, last_words(self._log_path, self._log_start), ending.is_config_error)
+
+    async def stop(self) -> None:
+        errors = self._ray.exceptions
+        with suppress(TimeoutError, errors.RayActorError, errors.RayTaskError):
+            await asyncio.wait_for(_result(self._actor.stop.remote()), _STOP_TIMEOUT_S)
+        self._ray.kill(self._actor, no_restart=True)
+        await asyncio.wait({self._life}, timeout=_STOP_TIMEOUT_S)
+        self._life.cancel()
+
+
+async def _until_end(ray: Any, serving: Any) -> Ending:
+    try:
+        return Ending(await _result(serving))
+    except ray.exceptions.RayActorError as error:
+        return Ending(f"its Ray actor died: {str(error).strip().splitlines()[-1].strip()}")
+    except ray.exceptions.RayTaskError as error:
+        return Ending(f"raised {type(error.cause).__name__}", str(error.cause), isinstance(error.cause, ConfigError))
+
+
+async def _result(reference: Any) -> Any:
+    return await reference
+
+
+def _init_ray(auth_mode: str, **options: Any) -> Any:
+    """Import and start or join Ray, quietly. Its settings are read at import, hence the order.
+
+    The authentication mode is always explicit: left unset, a local start writes a token file into the home folder.
+    """
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ.setdefault("RAY_AUTH_MODE", auth_mode)
+    import ray
+
+    try:
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        raise ConfigError(f"cannot start or join Ray: {str(error).strip().splitlines()[0]}") from error
+    return ray

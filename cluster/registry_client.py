@@ -1,0 +1,41 @@
+"""Asks the router who is there and whether the deployment can serve."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import grpc
+
+from common.errors import WorkerUnavailable
+from common.pb import serving_pb2 as pb
+from common.pb import serving_pb2_grpc
+from common.rpc import new_channel, typed_errors
+
+_NOT_YET = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+
+
+async def cluster_status(control_address: str, timeout_s: float) -> pb.ClusterStatus:
+    """Raises: WorkerUnavailable when no router answers there."""
+    async with new_channel(control_address) as channel:
+        registry: Any = serving_pb2_grpc.RegistryStub(channel)
+        try:
+            with typed_errors(f"the router at {control_address}"):
+                status: pb.ClusterStatus = await registry.GetClusterStatus(pb.ClusterStatusRequest(), timeout=timeout_s)
+                return status
+        except WorkerUnavailable as error:
+            raise WorkerUnavailable(f"no router answers at {control_address}") from error
+
+
+async def follow_status(control_address: str, every_s: float = 0.2) -> AsyncGenerator[pb.ClusterStatus]:
+    """The status again and again, for ever; silent while the router is away."""
+    async with new_channel(control_address) as channel:
+        registry: Any = serving_pb2_grpc.RegistryStub(channel)
+        while True:
+            try:
+                yield await registry.GetClusterStatus(pb.ClusterStatusRequest(), timeout=2.0)
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in _NOT_YET:
+                    raise
+            await asyncio.sleep(every_s)

@@ -1,0 +1,86 @@
+"""`pdserve up`: model, ports, members, and then serving until somebody says stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+
+from platformdirs import user_log_path
+from rich.console import Console
+
+from cluster.deployment import announce_members, run_deployment, until_signal
+from cluster.display import Display
+from cluster.host import MemberSpec, WorkerHost
+from cluster.plan import Overrides, Plan, available_cores, make_plan, with_free_ports
+from cluster.processes import ProcessHost, python_command
+from common.config import ServeConfig
+from common.errors import ConfigError
+from common.model_source import resolve_model
+
+RUNS_KEPT = 10
+
+
+@dataclass(frozen=True)
+class UpOptions:
+    config: ServeConfig
+    overrides: Overrides
+    log_folder: Path | None  # None: a folder per run under the user's log folder
+    ray_address: str | None  # None: processes of this machine; "local", "auto" or host:port: Ray
+
+
+def run_up(options: UpOptions, console: Console) -> int:
+    deploy(options, console, announce_members)
+    return 0
+
+
+def deploy(options: UpOptions, console: Console, work: Callable[[Plan, Display], Coroutine[None, None, None]]) -> None:
+    """Start what `options` describe, do `work` while it runs, and leave nothing behind.
+
+    Raises: ConfigError before anything is started if it can be known by then.
+    """
+    is_one_machine = options.ray_address in (None, "local")
+    plan = make_plan(options.config, options.overrides, available_cores() if is_one_machine else None)
+    with Display(console) as display:
+        model = resolve_model(plan.config.model.source, display.doing)
+        display.settled(f"model {plan.config.model.served_name}, {model}")
+        logs = _new_log_folder(options.log_folder)
+        display.settled(f"logs in {logs}")
+        display.doing("starting")
+        plan, host = _host(options.ray_address, plan, logs)
+        asyncio.run(until_signal(run_deployment(plan, host, display, work(plan, display))))
+        display.settled("stopped")
+
+
+def _host(ray_address: str | None, plan: Plan, logs: Path) -> tuple[Plan, WorkerHost]:
+    if ray_address is not None:
+        from cluster.ray_host import start_ray  # seconds to import, for those who ask for it
+
+        return start_ray(ray_address, plan, logs)
+    plan = with_free_ports(plan)
+    config_path = logs / "serve.yaml"
+    plan.write(config_path)
+
+    def command(spec: MemberSpec) -> list[str]:
+        return python_command(spec, config_path, plan.control_address)
+
+    return plan, ProcessHost(command, logs)
+
+
+def _new_log_folder(chosen: Path | None) -> Path:
+    """A fresh folder for this run; of earlier runs the last few are kept."""
+    folder = chosen or user_log_path("pdserve") / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot make the log folder {folder}: {error.strerror}; choose another with --logs"
+        ) from error
+    if chosen is None:
+        for old in sorted(folder.parent.glob("2*-*-*"))[:-RUNS_KEPT]:
+            shutil.rmtree(old, ignore_errors=True)
+    return folder

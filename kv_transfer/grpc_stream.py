@@ -1,0 +1,71 @@
+"""The control stream over gRPC: the source's dial, and the service that the decode worker's own server offers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+
+from common.errors import IncompatiblePeer, PeerLost, TransferError
+from common.pb import kv_transfer_pb2 as pb
+from common.pb.kv_transfer_pb2_grpc import KVTransferServicer, KVTransferStub, add_KVTransferServicer_to_server
+from common.rpc import answering, new_channel, to_serving_error
+from kv_transfer.link import Reply
+from kv_transfer.transport import Destination
+
+Serve = Callable[[AsyncIterator[pb.LinkRequest], Reply], Awaitable[None]]
+
+
+class GrpcLinkStream:
+    """One channel with one Link call; both end together."""
+
+    def __init__(self, destination: Destination) -> None:
+        self._address = destination.address
+        self._channel = new_channel(destination.address)
+        self._call = KVTransferStub(self._channel).Link()
+
+    async def write(self, request: pb.LinkRequest) -> None:
+        with _stream_errors(self._address):
+            await self._call.write(request)
+
+    async def read(self) -> pb.LinkReply:
+        with _stream_errors(self._address):
+            reply = await self._call.read()
+        if not isinstance(reply, pb.LinkReply):  # grpc.aio.EOF
+            raise PeerLost(f"{self._address} ended the KV link")
+        return reply
+
+    async def close(self) -> None:
+        self._call.cancel()
+        await self._channel.close(grace=None)
+
+
+def add_link_service(serve: Serve, server: grpc.aio.Server) -> None:
+    add_KVTransferServicer_to_server(_LinkService(serve), server)
+
+
+class _LinkService(KVTransferServicer):
+    def __init__(self, serve: Serve) -> None:
+        self._serve = serve
+
+    async def Link(
+        self, request_iterator: AsyncIterator[pb.LinkRequest], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:
+        async with answering(context):
+            await self._serve(request_iterator, context.write)
+
+
+@contextmanager
+def _stream_errors(address: str) -> Iterator[None]:
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        found = to_serving_error(error, address)
+        if isinstance(found, TransferError | IncompatiblePeer):
+            raise found from error
+        raise PeerLost(f"{address}: {found.message}") from error
+    except asyncio.InvalidStateError as error:  # grpc.aio's word for writing to a call that has ended
+        raise PeerLost(f"{address} ended the KV link") from error

@@ -1,0 +1,231 @@
+"""The source's side of a link: transfers queue frames from any thread, one task writes them, one reads the verdicts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from common.errors import (
+    CorruptPiece,
+    InvalidRequest,
+    PeerLost,
+    ServingError,
+    TransferAborted,
+    TransferError,
+    TransferTimeout,
+)
+from common.identity import Ticket
+from common.pb import kv_transfer_pb2 as pb
+from kv_transfer.frame_queue import FrameQueue
+from kv_transfer.link import LinkStream, PayloadSource
+from kv_transfer.transport import KVPiece, TransferReceipt, TransferStats
+from kv_transfer.wire import MAX_PIECE_BYTES, Manifest, PieceHeader, describe, flat_bytes
+
+logger = logging.getLogger(__name__)
+
+_VERDICTS: dict[str, type[TransferError]] = {kind.__name__: kind for kind in (CorruptPiece, TransferAborted, PeerLost)}
+
+
+class LinkedTransfer:
+    """One attempt on a link; the OutgoingTransfer of every kind. All but `send` belong to the event loop."""
+
+    def __init__(self, ticket: Ticket, link: SourceLink) -> None:
+        self.ticket = ticket
+        self.headers: list[PieceHeader] = []  # what was written, for the commit
+        self._link = link
+        self._is_over = asyncio.Event()
+        self._error: TransferError | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self._is_over.is_set()
+
+    def send(self, piece: KVPiece) -> None:
+        assert piece.data.is_contiguous(), "send takes contiguous pieces"
+        assert 0 < piece.num_bytes <= MAX_PIECE_BYTES, "plan.py cuts pieces to fit a message"
+        self._link.frames.put(_PieceFrame(self, piece, _computed(piece.data)))
+
+    async def commit(self, first_token: int, timeout_s: float) -> TransferReceipt:
+        self._link.frames.put(_CommitFrame(self, first_token))
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._is_over.wait()
+        except TimeoutError:
+            self.fail(TransferTimeout(f"{self._link.peer} has not confirmed the commit within {timeout_s} s"))
+        except asyncio.CancelledError:
+            self.abort()
+            raise
+        if self._error is not None:
+            raise self._error
+        return TransferReceipt(len(self.headers), sum(header.num_bytes for header in self.headers))
+
+    def abort(self) -> None:
+        self.fail(TransferAborted("the source aborted the transfer"))
+
+    def succeed(self) -> None:
+        if not self.is_over:
+            self._link.stats.transfers_committed += 1
+            self._end()
+
+    def fail(self, error: TransferError) -> None:
+        """End with this error, unless it has ended already. The destination is told, in case it still waits."""
+        if self.is_over:
+            return
+        self._error = error
+        if not isinstance(error, TransferAborted):
+            self._link.stats.transfers_failed += 1
+        self._end()
+        self._link.frames.put(_AbortFrame(self.ticket))
+
+    def _end(self) -> None:
+        self._is_over.set()
+        self._link.forget(self)
+
+
+class SourceLink:
+    """One link, from the handshake on, until either end closes it or dies. Never comes back: the sender dials anew."""
+
+    def __init__(self, peer: str, stream: LinkStream, payloads: PayloadSource, stats: TransferStats) -> None:
+        self.peer = peer
+        self.stats = stats
+        self.frames: FrameQueue[_Frame] = FrameQueue()
+        self._stream = stream
+        self._payloads = payloads
+        self._transfers: dict[Ticket, LinkedTransfer] = {}
+        self._task = asyncio.create_task(self._run(), name=f"kv-link-to-{peer}")
+
+    @property
+    def is_alive(self) -> bool:
+        return not self.frames.is_closed
+
+    def begin(self, ticket: Ticket) -> LinkedTransfer:
+        """Raises: InvalidRequest if this attempt is under way, PeerLost if the link has died meanwhile."""
+        if ticket in self._transfers:
+            raise InvalidRequest(
+                f"attempt {ticket.attempt} at transfer {ticket.transfer_id.hex()} is under way already"
+            )
+        if not self.is_alive:
+            raise PeerLost(f"lost the KV link to {self.peer}")
+        transfer = self._transfers[ticket] = LinkedTransfer(ticket, self)
+        return transfer
+
+    def forget(self, transfer: LinkedTransfer) -> None:
+        del self._transfers[transfer.ticket]
+
+    async def close(self) -> None:
+        """End every transfer with TransferAborted, then the link. Safe to call twice."""
+        for transfer in list(self._transfers.values()):
+            transfer.abort()
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        await self._release()  # a task cancelled before its first step has released nothing
+
+    async def _run(self) -> None:
+        loss: Exception | None = None
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._write_frames())
+                tasks.create_task(self._read_replies())
+        except* ServingError as lost:
+            loss = lost.exceptions[0]
+            logger.warning("lost the KV link to %s: %s", self.peer, loss)
+        finally:  # whatever ended it, nobody waits on a dead link
+            self.frames.close()
+            for transfer in list(self._transfers.values()):
+                transfer.fail(PeerLost(f"lost the KV link to {self.peer}: {loss or 'it was closed'}"))
+            await self._release()
+
+    async def _release(self) -> None:
+        self.frames.close()
+        await self._payloads.close()
+        await self._stream.close()
+
+    async def _write_frames(self) -> None:
+        while True:
+            match await self.frames.get():
+                case _PieceFrame(transfer, piece, computed) if not transfer.is_over:
+                    await self._write_piece(transfer, piece, computed)
+                case _CommitFrame(transfer, first_token) if not transfer.is_over:
+                    await self._stream.write(pb.LinkRequest(commit=_commit_message(transfer, first_token)))
+                case _AbortFrame(ticket):
+                    await self._stream.write(pb.LinkRequest(abort=pb.AbortTransfer(ticket=ticket.to_pb())))
+
+    async def _write_piece(self, transfer: LinkedTransfer, piece: KVPiece, computed: torch.cuda.Event | None) -> None:
+        if computed is not None:
+            await asyncio.to_thread(computed.synchronize)
+        flat = flat_bytes(piece.data)
+        packed = await self._payloads.pack(flat)
+        header = describe(transfer.ticket, piece, packed.checksum)
+        await self._stream.write(pb.LinkRequest(piece=header.to_pb(packed.inline)))
+        await self._payloads.push(flat)
+        transfer.headers.append(header)
+        self.stats.pieces += 1
+        self.stats.bytes += header.num_bytes
+
+    async def _read_replies(self) -> None:
+        while True:
+            reply = await self._stream.read()
+            match reply.WhichOneof("frame"):
+                case "commit_result":
+                    self._on_verdict(reply.commit_result)
+                case "ended":
+                    self._on_ended(reply.ended)
+
+    def _on_verdict(self, result: pb.CommitResult) -> None:
+        transfer = self._transfers.get(Ticket.from_pb(result.ticket))
+        if transfer is None:  # it timed out or was aborted meanwhile
+            return
+        if result.is_accepted:
+            transfer.succeed()
+        else:
+            transfer.fail(_VERDICTS.get(result.error_type, TransferError)(result.error))
+
+    def _on_ended(self, ended: pb.TransferEnded) -> None:
+        transfer = self._transfers.get(Ticket.from_pb(ended.ticket))
+        if transfer is not None:
+            transfer.fail(TransferAborted(ended.reason))
+
+
+@dataclass(frozen=True)
+class _PieceFrame:
+    transfer: LinkedTransfer
+    piece: KVPiece
+    computed: torch.cuda.Event | None
+
+
+@dataclass(frozen=True)
+class _CommitFrame:
+    transfer: LinkedTransfer
+    first_token: int
+
+
+@dataclass(frozen=True)
+class _AbortFrame:
+    ticket: Ticket
+
+
+_Frame = _PieceFrame | _CommitFrame | _AbortFrame
+
+
+def _computed(data: Tensor) -> torch.cuda.Event | None:
+    """An event on the caller's stream after which a CUDA tensor may be read from any other stream."""
+    if not data.is_cuda:
+        return None
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(data.device))
+    return event
+
+
+def _commit_message(transfer: LinkedTransfer, first_token: int) -> pb.Commit:
+    manifest = Manifest.of(transfer.headers)
+    return pb.Commit(
+        ticket=transfer.ticket.to_pb(),
+        num_pieces=manifest.num_pieces,
+        num_bytes=manifest.num_bytes,
+        checksum=manifest.checksum,
+        first_token=first_token,
+    )

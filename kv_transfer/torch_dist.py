@@ -1,0 +1,130 @@
+"""Payloads beside the control stream, over the link's own torch.distributed pair.
+
+A dead pair is never mended: its link ends, and the next `open` makes a new link with a new pair under a fresh name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from common.errors import PeerLost
+from common.kv_layout import KVLayout
+from common.pb import kv_transfer_pb2 as pb
+from kv_transfer.link import PackedPayload, ReceivedPayload, Rendezvous
+from kv_transfer.torch_pair import DESTINATION, SOURCE, Pair, host_store, join_store, make_pair
+from kv_transfer.wire import MAX_PIECE_BYTES, PieceHeader, checksum_of
+
+CONNECT_TIMEOUT_S = 5.0
+PAYLOAD_TIMEOUT_S = 10.0  # one piece; longer than this, the peer is frozen
+
+Result = TypeVar("Result")
+
+
+def channel_for(device: torch.device) -> str:
+    return "nccl" if device.type == "cuda" else "gloo"
+
+
+class TorchDistSource:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._thread = PairThread()
+
+    async def connect(self, rendezvous: Rendezvous) -> None:
+        await self._thread.run(partial(self._join, rendezvous))
+
+    async def pack(self, flat: Tensor) -> PackedPayload:
+        on_cpu = await self._thread.run(flat.cpu) if flat.is_cuda else flat
+        return PackedPayload(checksum_of(on_cpu))
+
+    async def push(self, flat: Tensor) -> None:
+        await self._thread.run(lambda: self._thread.pair.send(flat, PAYLOAD_TIMEOUT_S))
+
+    async def close(self) -> None:
+        self._thread.close()
+
+    def _join(self, rendezvous: Rendezvous) -> None:
+        store, own_address = join_store(rendezvous.store_address, CONNECT_TIMEOUT_S)
+        self._thread.meet(store, rendezvous.group_name, SOURCE, own_address, self._device)
+
+
+class TorchDistDestination:
+    def __init__(self, device: torch.device, layout: KVLayout) -> None:
+        self._device = device
+        self._layout = layout
+        self._thread = PairThread()
+        self._group_name = secrets.token_hex(8)
+
+    async def prepare(self, host: str) -> Rendezvous:
+        self._store, store_address = await self._thread.run(partial(host_store, host, CONNECT_TIMEOUT_S))
+        self._own_address = store_address.rpartition(":")[0]
+        return Rendezvous(store_address, self._group_name)
+
+    async def connect(self) -> None:
+        await self._thread.run(
+            lambda: self._thread.meet(self._store, self._group_name, DESTINATION, self._own_address, self._device)
+        )
+
+    async def receive(self, header: PieceHeader, message: pb.Piece) -> ReceivedPayload:
+        """A wrong size could not be drained, and a buffer smaller than what comes kills this process: better to lose
+        the link."""
+        expected = header.area * self._layout.token_layer_bytes
+        if header.num_bytes != expected or not 0 < expected <= MAX_PIECE_BYTES:
+            raise PeerLost(f"a piece announces {header.num_bytes} bytes where its range takes {expected}")
+        return await self._thread.run(partial(self._receive, header.num_bytes))
+
+    async def close(self) -> None:
+        self._thread.close()
+
+    def _receive(self, num_bytes: int) -> ReceivedPayload:
+        flat = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+        self._thread.pair.receive(flat, PAYLOAD_TIMEOUT_S)
+        return ReceivedPayload(flat, checksum_of(flat.cpu()))
+
+
+class PairThread:
+    """The one thread that a link's pair lives on: made, used and let go there, so the event loop never waits."""
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-pair")
+        self._pair: Pair | None = None
+        self._is_closed = False
+
+    @property
+    def pair(self) -> Pair:
+        assert self._pair is not None, "connect comes first"
+        return self._pair
+
+    def meet(self, store: Store, group_name: str, rank: int, own_address: str, device: torch.device) -> None:
+        """On the thread: wait for the other end."""
+        group_store = PrefixStore(group_name, store)
+        self._pair = make_pair(group_store, rank, own_address, device, CONNECT_TIMEOUT_S)
+
+    async def run(self, call: Callable[[], Result]) -> Result:
+        """Raises: PeerLost for whatever torch.distributed calls a RuntimeError."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._executor, call)
+        except (RuntimeError, OSError) as error:
+            raise PeerLost(f"the torch.distributed pair failed: {error}") from error
+
+    def close(self) -> None:
+        """Wake the thread if it waits in the pair, and let both go. One that still waits for its peer to appear ends
+        by CONNECT_TIMEOUT_S."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._pair is not None:
+            self._pair.abort()
+        self._executor.submit(self._let_go)
+        self._executor.shutdown(wait=False)
+
+    def _let_go(self) -> None:
+        self._pair = None

@@ -1,0 +1,161 @@
+"""The queue: requests wait here, not in the workers, until a pair of workers has room (late binding)."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+
+from common.config import Role
+from common.errors import QueueFull, WorkerLost
+from router.policy import Policy
+from router.registry import Registry, Worker
+from router.request import Request
+
+# Prompt tokens that may wait in one prefill worker: enough to keep it busy, few enough for choices to stay fresh.
+PREFILL_QUEUE_TOKENS = 2048
+# How long a retried request waits for a worker to come back; a new request is refused at once instead.
+RETURN_WAIT_S = 20.0
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a request goes. Without a prefill worker, `decode` computes the prompt itself."""
+
+    prefill: Worker | None
+    decode: Worker
+    prefill_hold: ExitStack = field(default_factory=ExitStack)  # the load counted on each; closing it gives it back
+    decode_hold: ExitStack = field(default_factory=ExitStack)
+
+
+@dataclass(eq=False)
+class _Waiting:
+    request: Request
+    placed: asyncio.Future[Placement]
+
+
+class Admission:
+    """First come, first served, bounded by `max_queued`. Load is counted at selection and released at the end."""
+
+    def __init__(self, registry: Registry, prefill_policy: Policy, decode_policy: Policy, max_queued: int) -> None:
+        self._registry = registry
+        self._prefill_policy = prefill_policy
+        self._decode_policy = decode_policy
+        self._max_queued = max_queued
+        self._queue: deque[_Waiting] = deque()
+        self.num_placed = 0
+        registry.on_change = self.dispatch
+
+    @property
+    def num_queued(self) -> int:
+        return len(self._queue)
+
+    @asynccontextmanager
+    async def place(self, request: Request, *, is_retry: bool) -> AsyncIterator[Placement]:
+        """Wait for room, then hold it for the length of the block.
+
+        Raises: QueueFull; WorkerLost when nothing that could serve is alive (for a retry: and none comes back).
+        """
+        if len(self._queue) >= self._max_queued:
+            raise QueueFull(f"{len(self._queue)} requests are already waiting; retry later")
+        if not is_retry:
+            self._require_ready()
+        waiting = _Waiting(request, asyncio.get_running_loop().create_future())
+        self._queue.append(waiting)
+        try:
+            self.dispatch()
+            placement = await self._wait(waiting)
+            self.num_placed += 1
+            try:
+                yield placement
+            finally:
+                self.num_placed -= 1
+        finally:
+            if waiting in self._queue:
+                self._queue.remove(waiting)
+            if waiting.placed.done() and not waiting.placed.cancelled():
+                waiting.placed.result().prefill_hold.close()
+                waiting.placed.result().decode_hold.close()
+            self.dispatch()
+
+    @asynccontextmanager
+    async def prefilling(self, placement: Placement) -> AsyncIterator[None]:
+        """Holds the prefill worker's share of a placement, which ends long before the decode worker's."""
+        with placement.prefill_hold:
+            yield
+        self.dispatch()
+
+    def replace_prefill(self, request: Request, placement: Placement) -> Placement:
+        """The same reservation with another prefill worker, at once. Raises: WorkerLost."""
+        lost = placement.prefill
+        others = [worker for worker in self._registry.with_role(Role.PREFILL) if worker is not lost]
+        if not others:
+            raise WorkerLost("the prefill worker is lost and no other one is registered")
+        return self._hold_prefill(Placement(_choose(self._prefill_policy, others), placement.decode), request)
+
+    def dispatch(self) -> None:
+        """Place whom we can, in order. Called whenever room may have appeared."""
+        while self._queue:
+            waiting = self._queue[0]
+            placement = self._choose_pair(waiting.request)
+            if placement is None:
+                return
+            self._queue.popleft()
+            if waiting.placed.done():  # cancelled while it waited
+                continue
+            placement.decode_hold.enter_context(placement.decode.assigned(len(waiting.request.prompt_token_ids)))
+            waiting.placed.set_result(self._hold_prefill(placement, waiting.request))
+
+    def _hold_prefill(self, placement: Placement, request: Request) -> Placement:
+        if placement.prefill is not None:
+            placement.prefill_hold.enter_context(placement.prefill.assigned(len(request.prompt_token_ids)))
+        return placement
+
+    async def _wait(self, waiting: _Waiting) -> Placement:
+        """A queued request lasts as long as somebody could serve it; its deadline bounds the rest."""
+        while True:
+            done, _ = await asyncio.wait({waiting.placed}, timeout=RETURN_WAIT_S)
+            if done:
+                return waiting.placed.result()
+            self._require_ready()
+
+    def _require_ready(self) -> None:
+        reason = self._registry.not_ready_reason()
+        if reason is not None:
+            raise WorkerLost(f"nothing can serve this request now: {reason}")
+
+    def _choose_pair(self, request: Request) -> Placement | None:
+        decoders = self._with_room_to_decode(request, Role.DECODE)
+        prefillers = [worker for worker in self._registry.with_role(Role.PREFILL) if _has_room_to_prefill(worker)]
+        if decoders and prefillers:
+            return Placement(_choose(self._prefill_policy, prefillers), _choose(self._decode_policy, decoders))
+        colocated = self._with_room_to_decode(request, Role.COLOCATED)
+        return Placement(None, _choose(self._decode_policy, colocated)) if colocated else None
+
+    def _with_room_to_decode(self, request: Request, role: Role) -> list[Worker]:
+        return [worker for worker in self._registry.with_role(role) if _has_room_to_decode(worker, request)]
+
+
+def _choose(policy: Policy, workers: Sequence[Worker]) -> Worker:
+    by_id = {worker.worker_id: worker for worker in workers}
+    return by_id[policy([worker.snapshot() for worker in workers]).worker_id]
+
+
+def _has_room_to_prefill(worker: Worker) -> bool:
+    return worker.num_assigned == 0 or worker.assigned_tokens < PREFILL_QUEUE_TOKENS
+
+
+def _has_room_to_decode(worker: Worker, request: Request) -> bool:
+    """Room for one more sequence, and for its prompt's blocks as of the last heartbeat and as we count ourselves."""
+    if worker.num_assigned >= worker.hello.max_num_seqs:
+        return False
+    if not worker.load.total_blocks or worker.num_assigned == 0:
+        return True
+    block_size = worker.hello.kv_capacity_tokens // worker.load.total_blocks
+    needed = math.ceil((len(request.prompt_token_ids) + 1) / block_size)
+    reported = worker.load.free_blocks
+    counted = worker.load.total_blocks - math.ceil(worker.assigned_tokens / block_size) - worker.num_assigned
+    return needed <= min(reported, counted)

@@ -1,0 +1,111 @@
+"""OpenAI's HTTP API, plus /health and /metrics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+from fastapi import FastAPI, Request
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.responses import JSONResponse, Response
+
+from common.errors import InvalidRequest, UnknownModel, WorkerUnavailable
+from router.answer import AnswerDelta
+from router.frontend import Frontend
+from router.http_errors import add_error_handlers
+from router.http_identity import RequestIdMiddleware
+from router.openai_answers import AnswerHead, AnswerShape, ChatShape, CompletionShape, JsonObject, model_card
+from router.openai_schema import ChatBody, CompletionBody
+from router.sse import EventStream, unless_disconnected
+
+MAX_BODY_BYTES = 16 * 1024 * 1024
+DEADLINE_HEADER = "X-Request-Deadline-Ms"  # how long the client will wait, from arrival
+
+
+def create_app(frontend: Frontend, metrics: CollectorRegistry) -> FastAPI:
+    """An ASGI app. It holds no state of its own and starts nothing."""
+    app = FastAPI(title="pdserve", max_body_size=MAX_BODY_BYTES)
+    app.add_middleware(RequestIdMiddleware)
+    add_error_handlers(app)
+    created = int(time.time())
+
+    @app.post("/v1/completions")
+    async def complete(body: CompletionBody, request: Request) -> Response:
+        return await _answer(frontend, request, body, CompletionShape)
+
+    @app.post("/v1/chat/completions")
+    async def chat(body: ChatBody, request: Request) -> Response:
+        return await _answer(frontend, request, body, ChatShape)
+
+    @app.get("/v1/models")
+    async def list_models() -> JsonObject:
+        return {"object": "list", "data": [model_card(frontend.model, created)]}
+
+    @app.get("/v1/models/{name:path}")
+    async def describe_model(name: str) -> JsonObject:
+        if name != frontend.model.name:
+            raise UnknownModel(f"the model {name!r} is not served here; {frontend.model.name!r} is", param="model")
+        return model_card(frontend.model, created)
+
+    @app.get("/health")
+    async def health() -> JsonObject:
+        """200 exactly when a request sent now can be served."""
+        if (reason := frontend.model.workers.not_ready_reason()) is not None:
+            raise WorkerUnavailable(reason)
+        return {"status": "ready", "model": frontend.model.name}
+
+    @app.get("/metrics")
+    async def read_metrics() -> Response:
+        return Response(generate_latest(metrics), media_type=CONTENT_TYPE_LATEST)
+
+    return app
+
+
+async def _answer(
+    frontend: Frontend,
+    http: Request,
+    body: CompletionBody | ChatBody,
+    shape_of: Callable[[AnswerHead], AnswerShape],
+) -> Response:
+    wish = body.wish(_timeout_s(http))
+    request = await frontend.accept(wish, http.state.request_id)
+    shape = shape_of(AnswerHead(request.request_id, frontend.model.name, body.includes_usage))
+    deltas = frontend.answer(request, wish)
+    if body.stream:
+        return EventStream(_chunks(deltas, shape, body.includes_usage), request.deadline_s)
+    return JSONResponse(await unless_disconnected(http.receive, _whole(deltas, shape)))
+
+
+async def _whole(deltas: AsyncGenerator[AnswerDelta, None], shape: AnswerShape) -> JsonObject:
+    texts: list[str] = []
+    async with aclosing(deltas):
+        async for delta in deltas:
+            texts.append(delta.text)
+    return shape.whole("".join(texts), delta.finish_reason, delta.usage)
+
+
+async def _chunks(
+    deltas: AsyncGenerator[AnswerDelta, None], shape: AnswerShape, includes_usage: bool
+) -> AsyncGenerator[JsonObject, None]:
+    """A chunk for each piece of text. Nothing before the first token: until then a failure can have its own status."""
+    is_open = False
+    async with aclosing(deltas):
+        async for delta in deltas:
+            if not is_open:
+                is_open = True
+                for chunk in shape.opening():
+                    yield chunk
+            if delta.text or delta.finish_reason is not None:
+                yield shape.chunk(delta.text, delta.finish_reason)
+    if includes_usage:
+        yield shape.usage_chunk(delta.usage)
+
+
+def _timeout_s(http: Request) -> float | None:
+    given = http.headers.get(DEADLINE_HEADER)
+    if given is None:
+        return None
+    if not given.isascii() or not given.isdigit() or int(given) == 0:
+        raise InvalidRequest(f"{DEADLINE_HEADER} must be a whole number of milliseconds above 0", param=DEADLINE_HEADER)
+    return int(given) / 1000

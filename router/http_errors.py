@@ -1,0 +1,75 @@
+"""Every HTTP mistake and failure in OpenAI's error shape."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse, Response
+
+from common.errors import InvalidRequest, ServingError
+from router.openai_answers import error_body
+
+CLIENT_CLOSED_REQUEST = 499  # nobody reads it; nginx's number, for logs
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    app.add_exception_handler(ServingError, _serving_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(HTTPException, _http_exception)
+    app.add_exception_handler(ClientDisconnect, _client_left)
+    app.add_exception_handler(Exception, _bug)  # the server logs the traceback after this has answered
+
+
+async def _serving_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ServingError)
+    headers = {} if error.retry_after_s is None else {"Retry-After": str(math.ceil(error.retry_after_s))}
+    return JSONResponse(error_body(error), error.http_status, headers)
+
+
+async def _validation_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return await _serving_error(request, _describe(error.errors()))
+
+
+async def _http_exception(request: Request, error: Exception) -> Response:
+    """Raised by the framework: no such path, method not allowed, body too large."""
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    return JSONResponse(error_body(InvalidRequest(message)), error.status_code, error.headers)
+
+
+async def _client_left(_: Request, __: Exception) -> Response:
+    return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+
+async def _bug(_: Request, __: Exception) -> Response:
+    return JSONResponse(error_body(ServingError("internal error")), ServingError.http_status)
+
+
+def _describe(problems: Sequence[Any]) -> InvalidRequest:
+    """The first problem; for a field that may be of several types, what each of them would need."""
+    first: Mapping[str, Any] = problems[0]
+    if first["type"] == "json_invalid":
+        return InvalidRequest(f"the body is not valid JSON: {first['ctx']['error']} at position {first['loc'][1]}")
+    field = _field(first)
+    if not field:
+        return InvalidRequest("the body must be a JSON object, sent with Content-Type: application/json")
+    needs = list(dict.fromkeys(problem["msg"] for problem in problems if _field(problem) == field))
+    return InvalidRequest(f"{field}: {'; or: '.join(needs)}", param=field)
+
+
+def _field(problem: Mapping[str, Any]) -> str:
+    """`temperature`, or `messages.0.role`; without the names of types that pydantic adds inside unions."""
+    path = problem["loc"][1:]
+    is_union_tag = [isinstance(part, str) and (not part.isidentifier() or part in _TYPE_NAMES) for part in path]
+    end = is_union_tag.index(True) if True in is_union_tag else len(path)
+    return ".".join(str(part) for part in path[:end])
+
+
+_TYPE_NAMES = {"str", "TextPart", "OtherPart"}

@@ -1,0 +1,102 @@
+"""The two gRPC calls that a request consists of. Leaving either one's block cancels the call, which frees the worker's
+side of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import grpc
+
+from common.errors import ServingError, WorkerLost
+from common.pb import kv_transfer_pb2 as kv_pb
+from common.pb import serving_pb2 as pb
+from common.rpc import typed_errors
+from common.sampling import SamplingParams
+from router.registry import Worker
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What the workers are asked for: the prompt, with every token that an earlier attempt already gave."""
+
+    request_id: str
+    transfer_id: bytes
+    token_ids: list[int]
+    sampling: SamplingParams
+    deadline_s: float  # time.monotonic()
+
+    @property
+    def timeout_s(self) -> float:
+        return max(0.001, self.deadline_s - time.monotonic())
+
+
+class DecodeLeg:
+    """An open Generate call on a decode worker: the reservation, then the stream of tokens."""
+
+    def __init__(self, worker: Worker, call: grpc.aio.UnaryStreamCall[pb.DecodeRequest, pb.DecodeEvent]) -> None:
+        self._worker_id = worker.worker_id
+        self._events = aiter(call)
+
+    async def next(self) -> pb.DecodeEvent:
+        """Raises: WorkerLost also when the stream ends; whoever reads knows when it may."""
+        with typed_errors(self._worker_id):
+            async for event in self._events:
+                return event
+        raise WorkerLost(f"{self._worker_id} ended its stream before the answer was finished")
+
+    async def reserved(self) -> pb.Reserved:
+        event = await self.next()
+        if not event.HasField("reserved"):
+            raise ServingError(f"{self._worker_id} answered a reservation with {event.WhichOneof('event')}")
+        return event.reserved
+
+
+@asynccontextmanager
+async def decode_leg(worker: Worker, attempt: Attempt, *, compute_prompt: bool) -> AsyncIterator[DecodeLeg]:
+    call = worker.decode.Generate(
+        pb.DecodeRequest(
+            request_id=attempt.request_id,
+            token_ids=attempt.token_ids,
+            sampling=attempt.sampling.to_pb(),
+            transfer_id=b"" if compute_prompt else attempt.transfer_id,
+            compute_prompt=compute_prompt,
+        ),
+        timeout=attempt.timeout_s,
+    )
+    try:
+        yield DecodeLeg(worker, call)
+    finally:
+        call.cancel()
+
+
+async def prefill_events(
+    worker: Worker, attempt: Attempt, number: int, reserved: pb.Reserved
+) -> AsyncGenerator[pb.PrefillEvent, None]:
+    """One Run call on a prefill worker. `number` tells apart several tries at one transfer."""
+    ticket = kv_pb.Ticket(
+        transfer_id=attempt.transfer_id,
+        attempt=number,
+        source_incarnation=worker.hello.incarnation,
+        destination_incarnation=reserved.destination.incarnation,
+        num_tokens=len(attempt.token_ids),
+        skip_tokens=reserved.skip_tokens,
+    )
+    call = worker.prefill.Run(
+        pb.PrefillRequest(
+            request_id=attempt.request_id,
+            token_ids=attempt.token_ids,
+            sampling=attempt.sampling.to_pb(),
+            ticket=ticket,
+            destination=reserved.destination,
+        ),
+        timeout=attempt.timeout_s,
+    )
+    try:
+        with typed_errors(worker.worker_id):
+            async for event in call:
+                yield event
+    finally:
+        call.cancel()

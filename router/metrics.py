@@ -1,0 +1,73 @@
+"""The router's Prometheus metrics, and the one log line that each request leaves."""
+
+from __future__ import annotations
+
+import logging
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from common.errors import ServingError
+from common.lifecycle import Stage
+from router.request import Request
+
+logger = logging.getLogger(__name__)
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+TPOT_SECONDS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0)
+
+
+class RouterMetrics:
+    """Names carry units; docs/architecture.md lists them."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "requests_total", "Requests by how they ended", ["state", "error"], registry=self.registry
+        )
+        self.retries = Counter(
+            "request_retries_total", "Attempts begun again, by cause", ["error"], registry=self.registry
+        )
+        self.colocated = Counter(
+            "colocated_requests_total",
+            "Prompts computed by their decode worker, by reason",
+            ["reason"],
+            registry=self.registry,
+        )
+        self.prompt_tokens = Counter("prompt_tokens_total", "Prompt tokens of ended requests", registry=self.registry)
+        self.output_tokens = Counter("output_tokens_total", "Tokens streamed to clients", registry=self.registry)
+        self.ttft = Histogram("ttft_seconds", "Time to first token", buckets=SECONDS, registry=self.registry)
+        self.tpot = Histogram("tpot_seconds", "Time per output token", buckets=TPOT_SECONDS, registry=self.registry)
+        self.stage = Histogram(
+            "request_stage_seconds",
+            "Time in each stage of a request",
+            ["stage"],
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+
+    def record(self, request: Request, error: ServingError | None) -> None:
+        """Called once per request, when it has ended."""
+        timeline = request.timeline
+        self.requests.labels(timeline.state.value, type(error).__name__ if error else "").inc()
+        self.prompt_tokens.inc(len(request.prompt_token_ids))
+        self.output_tokens.inc(timeline.num_output_tokens)
+        if timeline.ttft_s is not None:
+            self.ttft.observe(timeline.ttft_s)
+        if timeline.tpot_s is not None:
+            self.tpot.observe(timeline.tpot_s)
+        for stage, seconds in timeline.stages.items():
+            self.stage.labels(stage.value).observe(seconds)
+        logger.info(
+            "%s %s prompt=%d output=%d ttft_s=%s transfer_s=%.3f end_to_end_s=%.3f prefill=%s decode=%s attempts=%d%s",
+            request.request_id,
+            timeline.state,
+            len(request.prompt_token_ids),
+            timeline.num_output_tokens,
+            "-" if timeline.ttft_s is None else f"{timeline.ttft_s:.3f}",
+            timeline.stages.get(Stage.TRANSFER, 0.0),
+            timeline.end_to_end_s,
+            request.prefill_worker or "-",
+            request.decode_worker or "-",
+            request.attempts,
+            f" error={type(error).__name__}: {error.message}" if error else "",
+        )

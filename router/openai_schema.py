@@ -1,0 +1,195 @@
+"""OpenAI's request bodies, as far as they are served here, and what they ask for as a Wish.
+
+Unknown fields are refused: an option that is silently ignored is a wrong answer.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from common.errors import InvalidRequest
+from router.chat_template import ChatMessage
+from router.validation import Wish
+
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
+
+# Fields that change nothing about the answer.
+HARMLESS = frozenset(
+    {
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "parallel_tool_calls",
+        # inside a message
+        "name",
+        "annotations",
+    }
+)
+
+# Fields that are not served, and the values at which they ask for nothing. null is always one.
+UNSUPPORTED: dict[str, tuple[object, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "logprobs": (False,),
+    "top_logprobs": (),
+    "prompt_logprobs": (),
+    "frequency_penalty": (0, 0.0),
+    "presence_penalty": (0, 0.0),
+    "repetition_penalty": (1, 1.0),
+    "min_p": (0, 0.0),
+    "min_tokens": (0,),
+    "logit_bias": ({},),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "reasoning_effort": (),
+    "verbosity": (),
+    "web_search_options": (),
+    # inside a message
+    "tool_calls": ([],),
+    "tool_call_id": (),
+    "refusal": ("",),
+}
+
+
+class Body(BaseModel):
+    """A JSON object whose extra fields must be harmless or ask for nothing."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    @model_validator(mode="after")
+    def _refuse_what_is_not_served(self) -> Body:
+        for name, value in (self.model_extra or {}).items():
+            if name in HARMLESS or (name in UNSUPPORTED and _is_neutral(value, UNSUPPORTED[name])):
+                continue
+            is_known = name in UNSUPPORTED
+            message = f"{name} is not supported with this value; leave it out" if is_known else f"unknown field {name}"
+            raise InvalidRequest(message, param=name)
+        return self
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None  # accepted; our chunks carry no padding
+
+
+class GenerationBody(Body):
+    """What both kinds of request have in common. null means the default everywhere."""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    # beyond OpenAI
+    top_k: int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+
+    @property
+    def includes_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def _wish(
+        self, prompt: str | list[int] | list[ChatMessage], max_tokens: int | None, timeout_s: float | None
+    ) -> Wish:
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
+        return Wish(
+            prompt=prompt,
+            model=self.model,
+            max_tokens=max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            seed=self.seed,
+            ignore_eos=bool(self.ignore_eos),
+            stop_token_ids=self.stop_token_ids or [],
+            stop=[self.stop] if isinstance(self.stop, str) else self.stop or [],
+            timeout_s=timeout_s,
+        )
+
+
+class CompletionBody(GenerationBody):
+    prompt: str | list[int] | list[str] | list[list[int]]
+
+    def wish(self, timeout_s: float | None) -> Wish:
+        """Raises: InvalidRequest for several prompts at once."""
+        max_tokens = DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
+        return self._wish(self._one_prompt(), max_tokens, timeout_s)
+
+    def _one_prompt(self) -> str | list[int]:
+        match self.prompt:
+            case str() as text:
+                return text
+            case [str() | list() as only]:
+                return only
+            case [str() | list(), *_]:
+                raise InvalidRequest("prompt holds several prompts; send them as several requests", param="prompt")
+            case token_ids:
+                return [token_id for token_id in token_ids if isinstance(token_id, int)]
+
+
+class TextPart(Body):
+    type: Literal["text"]
+    text: str
+
+
+class OtherPart(BaseModel):
+    """An image, a sound, a file: recognised, so that it can be refused by name."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+
+
+class MessageBody(Body):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[Annotated[TextPart | OtherPart, Field(union_mode="left_to_right")]]
+
+    def message(self) -> ChatMessage:
+        """Raises: InvalidRequest for content that is not text."""
+        # a developer message is what newer OpenAI models call a system message; templates know the older word
+        role = "system" if self.role == "developer" else self.role
+        return ChatMessage(role, self.content if isinstance(self.content, str) else _text(self.content))
+
+
+class ChatBody(GenerationBody):
+    messages: list[MessageBody]
+    max_completion_tokens: int | None = None  # the newer name of max_tokens
+
+    def wish(self, timeout_s: float | None) -> Wish:
+        """Raises: InvalidRequest for no messages, or content that is not text."""
+        if not self.messages:
+            raise InvalidRequest("messages is empty", param="messages")
+        asked = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        return self._wish([message.message() for message in self.messages], asked, timeout_s)
+
+
+def _text(parts: list[TextPart | OtherPart]) -> str:
+    for part in parts:
+        if isinstance(part, OtherPart):
+            message = f"content parts of type {part.type!r} are not supported, only 'text'"
+            raise InvalidRequest(message, param="messages")
+    return "\n".join(part.text for part in parts if isinstance(part, TextPart))
+
+
+def _is_neutral(value: Any, neutral: tuple[object, ...]) -> bool:
+    """Compares types too: 0 asks for log probabilities where False does not."""
+    return value is None or any(type(value) is type(item) and value == item for item in neutral)

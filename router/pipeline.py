@@ -1,0 +1,238 @@
+"""The whole journey of a request, and the only place where anything is tried again.
+
+    queue → choose (P, D) → reserve on D → prefill on P ═ KV ═▶ D → first token from P → the rest from D
+
+`serve` runs the journey as one task and streams its tokens; when the stream is closed the task is cancelled, and with
+it both legs. Inside, each leg is one gRPC call: cancelling the call is what frees the worker's side of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from common.errors import DeadlineExceeded, NoFreeBlocks, ServingError, TransferError, WorkerLost, WorkerUnavailable
+from common.identity import new_transfer_id
+from common.lifecycle import Stage, State
+from common.pb import serving_pb2 as pb
+from common.sampling import FinishReason
+from router.admission import Admission, Placement
+from router.legs import Attempt, DecodeLeg, decode_leg, prefill_events
+from router.metrics import RouterMetrics
+from router.request import Request, TokenDelta
+
+logger = logging.getLogger(__name__)
+
+RETRIED = (WorkerUnavailable, TransferError)
+# A worker that turned out full says so again until it has freed something: about a heartbeat.
+FULL_WORKER_PAUSE_S = 0.25
+
+Emit = Callable[[TokenDelta], None]
+
+
+class RequestPipeline:
+    def __init__(self, admission: Admission, metrics: RouterMetrics, max_attempts: int) -> None:
+        self._admission = admission
+        self._metrics = metrics
+        self._max_attempts = max_attempts
+
+    async def serve(self, request: Request) -> AsyncGenerator[TokenDelta, None]:
+        """The answer's tokens; the last one has a finish reason. Closing the stream cancels the request everywhere.
+
+        Raises: a ServingError.
+        """
+        deltas: asyncio.Queue[TokenDelta | None] = asyncio.Queue()
+        journey = asyncio.create_task(self._journey(request, deltas.put_nowait), name=request.request_id)
+        journey.add_done_callback(lambda _: deltas.put_nowait(None))
+        try:
+            while (delta := await deltas.get()) is not None:
+                yield delta
+            await journey
+        finally:
+            await _end(journey)
+
+    async def _journey(self, request: Request, emit: Emit) -> None:
+        """One request from QUEUED to its end, which is recorded here and nowhere else."""
+        timeline = request.timeline
+        error: ServingError | None = None
+        try:
+            async with asyncio.timeout(request.deadline_s - time.monotonic()):
+                await self._try_until_answered(request, emit)
+            timeline.enter(State.FINISHED)
+        except TimeoutError:
+            error = DeadlineExceeded(f"the deadline passed while the request was {timeline.state}")
+            timeline.enter(State.FAILED)
+            raise error from None
+        except ServingError as failure:
+            error = failure
+            timeline.enter(State.FAILED)
+            raise
+        finally:
+            if not timeline.is_ended:
+                timeline.enter(State.CANCELLED)
+            self._metrics.record(request, error)
+
+    async def _try_until_answered(self, request: Request, emit: Emit) -> None:
+        """Attempts. What was already emitted becomes part of the next attempt's prompt, so no token comes twice."""
+        emitted: list[int] = []
+
+        def emit_once(delta: TokenDelta) -> None:
+            emitted.append(delta.token_id)
+            request.timeline.count_token()
+            emit(delta)
+
+        while True:
+            request.attempts += 1
+            try:
+                await self._attempt(request, emitted, emit_once)
+                return
+            except RETRIED as error:
+                if request.attempts >= self._max_attempts:
+                    raise
+                logger.warning("%s: attempt %d failed: %s", request.request_id, request.attempts, error.message)
+                self._metrics.retries.labels(type(error).__name__).inc()
+                request.timeline.enter(State.QUEUED)
+            except NoFreeBlocks:
+                request.attempts -= 1  # nothing failed: the worker filled up while we chose it
+                request.timeline.enter(State.QUEUED)
+                await asyncio.sleep(FULL_WORKER_PAUSE_S)
+
+    async def _attempt(self, request: Request, emitted: list[int], emit: Emit) -> None:
+        attempt = _attempt_at(request, emitted)
+        async with self._admission.place(request, is_retry=request.attempts > 1) as placement:
+            request.timeline.enter(State.RESERVING)
+            request.decode_worker = placement.decode.worker_id
+            is_colocated = placement.prefill is None
+            async with decode_leg(placement.decode, attempt, compute_prompt=is_colocated) as decode:
+                if is_colocated:
+                    await self._colocated(request, decode, emit)
+                else:
+                    await self._disaggregated(request, attempt, placement, decode, emit)
+
+    async def _colocated(self, request: Request, decode: DecodeLeg, emit: Emit) -> None:
+        """The decode worker computes the prompt itself: no prefill leg, no transfer. Counted, never silent."""
+        self._metrics.colocated.labels("pool").inc()
+        timeline = request.timeline
+        request.prefill_worker = ""
+        timeline.enter(State.PREFILLING)
+        while True:
+            event = await decode.next()
+            if event.HasField("started"):
+                timeline.enter_stage(Stage.PREFILL)
+                continue
+            delta = _delta(event.token)
+            emit(delta)
+            if delta.finish_reason is not None:
+                return
+            if timeline.state is State.PREFILLING:
+                timeline.enter(State.DECODING)
+
+    async def _disaggregated(
+        self, request: Request, attempt: Attempt, placement: Placement, decode: DecodeLeg, emit: Emit
+    ) -> None:
+        """Both legs at once. The answer ends one leg or the other; a leg that fails takes the other one with it."""
+        reserved = await decode.reserved()
+        has_first_token = asyncio.Event()
+        prefill_leg = asyncio.create_task(
+            self._prefill(request, attempt, placement, reserved, _announcing(emit, has_first_token))
+        )
+        rest_leg = asyncio.create_task(self._rest(request, decode, has_first_token, emit))
+        try:
+            await asyncio.wait({prefill_leg, rest_leg}, return_when=asyncio.FIRST_COMPLETED)
+            if rest_leg.done():
+                rest_leg.result()
+            elif prefill_leg.result() is None:  # the first token did not end the answer
+                await rest_leg
+        finally:
+            await _end(prefill_leg, rest_leg)
+
+    async def _prefill(
+        self, request: Request, attempt: Attempt, placement: Placement, reserved: pb.Reserved, emit: Emit
+    ) -> FinishReason | None:
+        """The prefill leg: emits the first token; returns its finish reason, or None once the KV is handed over.
+
+        Until the first token is out, a lost prefill worker is replaced under the same reservation.
+        """
+        timeline = request.timeline
+        first: TokenDelta | None = None
+        for number in itertools.count(1):
+            assert placement.prefill is not None
+            request.prefill_worker = placement.prefill.worker_id
+            timeline.enter(State.PREFILLING)
+            try:
+                async with (
+                    self._admission.prefilling(placement),
+                    aclosing(prefill_events(placement.prefill, attempt, number, reserved)) as events,
+                ):
+                    async for event in events:
+                        if event.HasField("started"):
+                            timeline.enter_stage(Stage.PREFILL)
+                        elif event.HasField("first_token"):
+                            first = _delta(event.first_token)
+                            if first.finish_reason is None:
+                                timeline.enter(State.TRANSFERRING)
+                            emit(first)
+                            if first.finish_reason is not None:
+                                return first.finish_reason
+                        else:
+                            return None
+                raise WorkerLost(f"{placement.prefill.worker_id} ended its stream before the hand-over")
+            except RETRIED as error:
+                if first is not None or request.attempts >= self._max_attempts:
+                    raise
+                placement = self._admission.replace_prefill(request, placement)
+                request.attempts += 1
+                logger.warning("%s: prefill try %d failed: %s", request.request_id, number, error.message)
+                self._metrics.retries.labels(type(error).__name__).inc()
+        raise AssertionError("unreachable")
+
+    async def _rest(self, request: Request, decode: DecodeLeg, has_first_token: asyncio.Event, emit: Emit) -> None:
+        """The decode leg: every token but the first, none of them before it."""
+        timeline = request.timeline
+        while True:
+            event = await decode.next()
+            await has_first_token.wait()
+            if event.HasField("started"):
+                timeline.enter(State.DECODING)
+                timeline.enter_stage(Stage.DECODE_WAIT)
+                continue
+            delta = _delta(event.token)
+            timeline.enter_stage(Stage.DECODE)
+            emit(delta)
+            if delta.finish_reason is not None:
+                return
+
+
+def _attempt_at(request: Request, emitted: list[int]) -> Attempt:
+    return Attempt(
+        request_id=request.request_id,
+        transfer_id=new_transfer_id(),
+        token_ids=request.prompt_token_ids + emitted,
+        sampling=replace(request.sampling, max_tokens=request.sampling.max_tokens - len(emitted)),
+        deadline_s=request.deadline_s,
+    )
+
+
+def _delta(token: pb.SampledToken) -> TokenDelta:
+    return TokenDelta(token.token_id, FinishReason(token.finish_reason) if token.finish_reason else None)
+
+
+def _announcing(emit: Emit, event: asyncio.Event) -> Emit:
+    def emit_and_announce(delta: TokenDelta) -> None:
+        emit(delta)
+        event.set()
+
+    return emit_and_announce
+
+
+async def _end(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel and await every task; what they raise has already been said or no longer matters."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,149 @@
+"""The workers that are alive, and what this router has sent to each. A worker's membership is its open stream."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+
+from common.config import Role
+from common.errors import InvalidRequest
+from common.identity import new_incarnation
+from common.pb import serving_pb2 as pb
+from common.pb import serving_pb2_grpc as pb_grpc
+from common.rpc import answering, new_channel
+from router.policy import WorkerSnapshot
+
+logger = logging.getLogger(__name__)
+
+ROLES = {pb.ROLE_PREFILL: Role.PREFILL, pb.ROLE_DECODE: Role.DECODE, pb.ROLE_COLOCATED: Role.COLOCATED}
+
+
+class Worker:
+    """One incarnation of one worker: its hello, its last heartbeat, its channel, and this router's requests on it."""
+
+    def __init__(self, hello: pb.WorkerHello) -> None:
+        self.hello = hello
+        self.worker_id = hello.worker_id
+        self.role = ROLES[hello.role]
+        self.load = pb.WorkerLoad()
+        self.heartbeat_s = time.monotonic()
+        self.num_assigned = 0
+        self.assigned_tokens = 0
+        self._channel = new_channel(hello.address)
+        self.prefill = pb_grpc.PrefillStub(self._channel)
+        self.decode = pb_grpc.DecodeStub(self._channel)
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+
+    @contextmanager
+    def assigned(self, num_tokens: int) -> Iterator[None]:
+        """Count a request from its selection to its end."""
+        self.num_assigned += 1
+        self.assigned_tokens += num_tokens
+        self._is_idle.clear()
+        try:
+            yield
+        finally:
+            self.num_assigned -= 1
+            self.assigned_tokens -= num_tokens
+            if self.num_assigned == 0:
+                self._is_idle.set()
+
+    def snapshot(self) -> WorkerSnapshot:
+        return WorkerSnapshot(self.worker_id, self.num_assigned, self.assigned_tokens)
+
+    def summary(self) -> pb.WorkerSummary:
+        return pb.WorkerSummary(
+            hello=self.hello,
+            load=self.load,
+            num_assigned=self.num_assigned,
+            heartbeat_age_s=time.monotonic() - self.heartbeat_s,
+        )
+
+    async def close_when_idle(self) -> None:
+        """A worker that left the registry may still be finishing requests; each of them has a deadline."""
+        await self._is_idle.wait()
+        await self._channel.close(grace=None)
+
+
+class Registry:
+    """Worker ids to live workers. Calls `on_change` when one joins, leaves or reports a new load."""
+
+    def __init__(self) -> None:
+        self._workers: dict[str, Worker] = {}
+        self.on_change: Callable[[], None] = lambda: None
+
+    @property
+    def workers(self) -> list[Worker]:
+        return list(self._workers.values())
+
+    def with_role(self, role: Role) -> list[Worker]:
+        return [worker for worker in self._workers.values() if worker.role is role]
+
+    def is_member(self, worker: Worker) -> bool:
+        return self._workers.get(worker.worker_id) is worker
+
+    def not_ready_reason(self) -> str | None:
+        """Why no request can be served now, or None if one can."""
+        if self.with_role(Role.COLOCATED):
+            return None
+        missing = [role.value for role in (Role.PREFILL, Role.DECODE) if not self.with_role(role)]
+        return f"no {' and no '.join(missing)} worker is registered" if missing else None
+
+    def max_model_len(self) -> int | None:
+        """Tokens that every live worker can hold, prompt and answer together; None before the first worker."""
+        return min((worker.hello.max_model_len for worker in self._workers.values()), default=None)
+
+    def vocab_size(self) -> int | None:
+        return min((worker.hello.vocab_size for worker in self._workers.values()), default=None)
+
+    def join(self, worker: Worker) -> None:
+        """Admit a worker; an earlier incarnation under the same id is gone by definition."""
+        self._workers[worker.worker_id] = worker
+        logger.info("%s joined: %s at %s", worker.worker_id, worker.hello.incarnation, worker.hello.address)
+        self.on_change()
+
+    def leave(self, worker: Worker) -> None:
+        if self.is_member(worker):
+            del self._workers[worker.worker_id]
+            logger.info("%s left: %s", worker.worker_id, worker.hello.incarnation)
+            self.on_change()
+
+
+class RegistryService(pb_grpc.RegistryServicer):
+    """Register: membership lasts exactly as long as the stream. GetClusterStatus: for `pdserve status`."""
+
+    def __init__(self, registry: Registry, status: Callable[[], pb.ClusterStatus]) -> None:
+        self._registry = registry
+        self._status = status
+        self._incarnation = new_incarnation()
+
+    async def Register(
+        self, requests: AsyncIterator[pb.WorkerReport], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[pb.RegisterReply]:
+        async with answering(context):
+            first = await anext(requests, None)
+            if first is None or not first.hello.worker_id or not first.hello.incarnation or not first.hello.role:
+                raise InvalidRequest("a worker's first report is a hello with its id, role and incarnation")
+            worker = Worker(first.hello)
+            self._registry.join(worker)
+            try:
+                yield pb.RegisterReply(router_incarnation=self._incarnation)
+                async for report in requests:
+                    worker.load = report.load
+                    worker.heartbeat_s = time.monotonic()
+                    self._registry.on_change()
+            finally:
+                self._registry.leave(worker)
+                await worker.close_when_idle()
+
+    async def GetClusterStatus(
+        self, request: pb.ClusterStatusRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.ClusterStatus:
+        return self._status()

@@ -1,0 +1,143 @@
+"""Composes the router: registry and status on the control port, the OpenAI API over HTTP, Inference over gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from dataclasses import dataclass
+
+import grpc
+
+from common.config import RouterSection, ServeConfig
+from common.errors import ConfigError
+from common.model_source import resolve_model
+from common.pb import serving_pb2 as pb
+from common.pb import serving_pb2_grpc as pb_grpc
+from common.rpc import bind_port, new_server
+from common.standard_services import add_standard_services
+from router.admission import Admission
+from router.answer import ServedModel
+from router.api import create_app
+from router.frontend import Frontend
+from router.grpc_api import InferenceServicer
+from router.http_server import HttpServer
+from router.metrics import RouterMetrics
+from router.pipeline import RequestPipeline
+from router.policy import make_policy
+from router.registry import Registry, RegistryService
+from router.tokenizer import load_tokenizer
+
+logger = logging.getLogger(__name__)
+
+STOP_GRACE_S = 1.0
+HTTP_START_S = 10.0
+
+
+class RouterServer:
+    """A running router. Make one with `start`."""
+
+    def __init__(self, http: HttpServer, grpc_servers: list[grpc.aio.Server], addresses: RouterAddresses) -> None:
+        self._http = http
+        self._grpc_servers = grpc_servers
+        self._http_task = asyncio.create_task(http.serve(sockets=[addresses.http_socket]), name="http")
+        self.http_is_ready = http.is_ready
+        self.http_url = addresses.http_url
+        self.grpc_address = addresses.grpc
+        self.control_address = addresses.control
+
+    @staticmethod
+    async def start(config: ServeConfig) -> RouterServer:
+        """Load the tokenizer, take the three ports, serve. Raises: ConfigError, ModelError."""
+        path = await asyncio.to_thread(resolve_model, config.model.source)
+        tokenizer = await asyncio.to_thread(load_tokenizer, path)
+        registry = Registry()
+        metrics = RouterMetrics()
+        policy = config.router.policy
+        admission = Admission(registry, make_policy(policy), make_policy(policy), config.router.max_queued_requests)
+        pipeline = RequestPipeline(admission, metrics, config.router.max_attempts)
+        model = ServedModel(config.model.served_name, registry)
+        frontend = Frontend(pipeline, tokenizer, model, config.router.request_timeout_s)
+        status = ClusterStatusSource(model, registry, admission)
+
+        servers = {"public": new_server(), "control": new_server()}
+        try:
+            addresses = _bind(config.router, servers["public"], servers["control"])
+            pb_grpc.add_InferenceServicer_to_server(InferenceServicer(frontend), servers["public"])
+            pb_grpc.add_RegistryServicer_to_server(RegistryService(registry, status), servers["control"])
+            await add_standard_services(servers["public"], ["pdserve.v1.Inference"])
+            await add_standard_services(servers["control"], ["pdserve.v1.Registry"])
+            for server in servers.values():
+                await server.start()
+        except BaseException:
+            await asyncio.gather(*(server.stop(None) for server in servers.values()))
+            raise
+        router = RouterServer(HttpServer(create_app(frontend, metrics.registry)), list(servers.values()), addresses)
+        await asyncio.wait_for(router.http_is_ready.wait(), HTTP_START_S)
+        logger.info(
+            "serving %s on %s, gRPC %s, control %s", model.name, router.http_url, addresses.grpc, addresses.control
+        )
+        return router
+
+    async def wait_crashed(self) -> BaseException:
+        await asyncio.wait({self._http_task})
+        return self._http_task.exception() or RuntimeError("the HTTP server ended by itself")
+
+    async def stop(self) -> None:
+        """Refuse new requests, give running ones a moment, cancel the rest."""
+        self._http.should_exit = True
+        await asyncio.gather(*(server.stop(STOP_GRACE_S) for server in self._grpc_servers))
+        await asyncio.gather(self._http_task, return_exceptions=True)
+
+
+@dataclass(frozen=True)
+class RouterAddresses:
+    http_socket: socket.socket
+    http_url: str
+    grpc: str
+    control: str
+
+
+class ClusterStatusSource:
+    """What `pdserve status` shows."""
+
+    def __init__(self, model: ServedModel, registry: Registry, admission: Admission) -> None:
+        self._model = model
+        self._registry = registry
+        self._admission = admission
+        self._start_s = time.monotonic()
+
+    def __call__(self) -> pb.ClusterStatus:
+        reason = self._registry.not_ready_reason()
+        workers = sorted(self._registry.workers, key=lambda worker: worker.worker_id)
+        return pb.ClusterStatus(
+            model=self._model.name,
+            is_ready=reason is None,
+            reason=reason or "",
+            workers=[worker.summary() for worker in workers],
+            num_queued=self._admission.num_queued,
+            num_active=self._admission.num_placed,
+            uptime_s=time.monotonic() - self._start_s,
+        )
+
+
+def _bind(section: RouterSection, public: grpc.aio.Server, control: grpc.aio.Server) -> RouterAddresses:
+    """Take every port before serving on any. Raises: ConfigError naming the port that is taken."""
+    family = socket.AF_INET6 if ":" in section.host else socket.AF_INET
+    http_socket = socket.socket(family, socket.SOCK_STREAM)
+    http_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        http_socket.bind((section.host, section.http_port))
+    except OSError as error:
+        http_socket.close()
+        raise ConfigError(
+            f"cannot listen on {section.host}:{section.http_port}: {error.strerror}; choose another router.http_port"
+        ) from error
+    host, port = http_socket.getsockname()[:2]
+    return RouterAddresses(
+        http_socket,
+        f"http://{host}:{port}",
+        bind_port(public, section.host, section.grpc_port),
+        bind_port(control, section.host, section.control_port),
+    )

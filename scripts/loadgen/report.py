@@ -1,0 +1,165 @@
+"""Summaries as tables for people and as JSON for programs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from loadgen.metrics import Distribution, Summary
+
+LATENCIES = (
+    ("TTFT", "ttft", "time to first token"),
+    ("TPOT", "tpot", "time per output token after the first"),
+    ("ITL", "itl", "gap between token events"),
+    ("end-to-end", "e2el", ""),
+)
+STATISTICS = ("mean", "p50", "p90", "p99")
+RATES = (
+    ("requests/s", "request_throughput"),
+    ("output tokens/s", "output_throughput"),
+    ("total tokens/s", "total_token_throughput"),
+)
+COUNTS = (
+    ("completed", "completed"),
+    ("failed", "failed"),
+    ("input tokens", "total_input_tokens"),
+    ("output tokens", "total_output_tokens"),
+)
+LAG_WORTH_A_NOTE_MS = 50.0
+
+
+def single_report(label: str, summary: Summary) -> RenderableType:
+    """One target: a row per latency, a column per statistic, then rates and counts."""
+    latencies = Table(title=label, title_justify="left", title_style="bold")
+    latencies.add_column("ms")
+    for statistic in STATISTICS:
+        latencies.add_column(statistic, justify="right")
+    for name, key, _ in LATENCIES:
+        distribution = _distribution(summary, key)
+        latencies.add_row(name, *(_ms(distribution, statistic) for statistic in STATISTICS))
+    totals = Table(show_header=False)
+    totals.add_column()
+    totals.add_column(justify="right")
+    totals.add_row("duration s", f"{summary.duration_s:.2f}")
+    for name, key in RATES:
+        totals.add_row(name, f"{_number(summary, key):,.2f}")
+    for name, key in COUNTS:
+        totals.add_row(name, f"{_number(summary, key):,.0f}")
+    return Group(latencies, totals, *_errors(label, summary), *_notes(label, summary))
+
+
+def comparison_report(labels: tuple[str, str], summaries: tuple[Summary, Summary]) -> RenderableType:
+    """Two targets side by side. Below 1.00 the second is faster in latencies, slower in rates."""
+    table = Table()
+    table.add_column("")
+    for column in (f"A: {labels[0]}", f"B: {labels[1]}", "B / A"):
+        table.add_column(Text(column), justify="right", overflow="fold")
+    for name, key, _ in LATENCIES:
+        sides = [_distribution(summary, key) for summary in summaries]
+        for statistic in STATISTICS:
+            table.add_row(
+                f"{name} {statistic} ms",
+                *(_ms(side, statistic) for side in sides),
+                _ratio_text(_statistic(sides[0], statistic), _statistic(sides[1], statistic)),
+                end_section=statistic == STATISTICS[-1],
+            )
+    for name, key in RATES:
+        values = [_number(summary, key) for summary in summaries]
+        table.add_row(
+            name, *(f"{value:,.2f}" for value in values), _ratio_text(*values), end_section=name == RATES[-1][0]
+        )
+    for name, key in COUNTS:
+        table.add_row(name, *(f"{_number(summary, key):,.0f}" for summary in summaries), "")
+    remarks = [
+        part
+        for label, summary in zip(labels, summaries, strict=True)
+        for part in (*_errors(label, summary), *_notes(label, summary))
+    ]
+    return Group(table, *remarks)
+
+
+def summary_json(label: str, summary: Summary, run: dict[str, Any]) -> dict[str, Any]:
+    """One run. Fields that `vllm bench serve` has too carry its names and units."""
+    result: dict[str, Any] = {
+        "target": label,
+        **run,
+        "duration": summary.duration_s,
+        **{key: getattr(summary, key) for _, key in (*COUNTS, *RATES)},
+        "tokens_per_event": summary.tokens_per_event,
+        "short_answers": summary.num_short,
+        "p99_send_lag_ms": summary.send_lag_p99_ms,
+        "errors_by_type": summary.errors,
+    }
+    for _, key, _ in LATENCIES:
+        distribution = _distribution(summary, key)
+        statistics = asdict(distribution) if distribution else dict.fromkeys(("mean", "std", "p50", "p90", "p99"))
+        result |= {f"{statistic}_{key}_ms": value for statistic, value in statistics.items()}
+        result[f"median_{key}_ms"] = statistics["p50"]
+    return result
+
+
+def comparison_json(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """Both runs, and second / first for every latency and rate that both have."""
+    compared = [key for key in first if key.endswith(("_ms", "_throughput"))]
+    ratios = {key: _ratio(first[key], second[key]) for key in compared}
+    return {"targets": [first, second], "ratios": ratios}
+
+
+def _errors(label: str, summary: Summary) -> list[RenderableType]:
+    if not summary.errors:
+        return []
+    table = Table(title=f"errors at {label}", title_justify="left", title_style="bold red")
+    table.add_column("type")
+    table.add_column("count", justify="right")
+    table.add_column("for example", overflow="fold")
+    for kind, number in summary.errors.items():
+        table.add_row(Text(kind), f"{number:,}", Text(summary.error_examples[kind]))
+    return [table]
+
+
+def _notes(label: str, summary: Summary) -> list[Text]:
+    notes = []
+    if summary.num_token_events and summary.num_token_events != summary.total_output_tokens:
+        notes.append(
+            f"{summary.total_output_tokens:,} tokens came in {summary.num_token_events:,} events"
+            f" ({summary.tokens_per_event:.2f} a piece): ITL is the gap between events, not tokens"
+        )
+    if summary.num_short:
+        notes.append(f"{summary.num_short:,} answers were shorter than asked: the server may not know ignore_eos")
+    if summary.send_lag_p99_ms > LAG_WORTH_A_NOTE_MS:
+        notes.append(
+            f"requests left up to {summary.send_lag_p99_ms:.0f} ms (p99) after their time: this generator was the"
+            " bottleneck; the latencies include the wait"
+        )
+    return [Text(f"note, {label}: {note}") for note in notes]
+
+
+def _distribution(summary: Summary, key: str) -> Distribution | None:
+    distribution: Distribution | None = getattr(summary, key)
+    return distribution
+
+
+def _number(summary: Summary, key: str) -> float:
+    return float(getattr(summary, key))
+
+
+def _statistic(distribution: Distribution | None, statistic: str) -> float | None:
+    return None if distribution is None else float(getattr(distribution, statistic))
+
+
+def _ms(distribution: Distribution | None, statistic: str) -> str:
+    value = _statistic(distribution, statistic)
+    return "–" if value is None else f"{value:,.2f}"
+
+
+def _ratio(first: float | None, second: float | None) -> float | None:
+    return second / first if first and second is not None else None
+
+
+def _ratio_text(first: float | None, second: float | None) -> str:
+    ratio = _ratio(first, second)
+    return "–" if ratio is None else f"{ratio:.2f}"

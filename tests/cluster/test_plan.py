@@ -1,0 +1,97 @@
+"""From config and command line to what is started."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from cluster.plan import Overrides, Plan, make_plan, with_free_ports
+from common.config import PoolSection, Role, RouterSection, ServeConfig, load_config
+from common.errors import ConfigError
+
+PORTS = ("http_port", "grpc_port", "control_port")
+FREE = Overrides(ports=dict.fromkeys(PORTS, 0))
+
+
+def test_the_router_comes_first_and_workers_are_numbered_by_role() -> None:
+    plan = make_plan(ServeConfig(), Overrides({Role.PREFILL: 2, Role.COLOCATED: 1}))
+    assert [spec.name for spec in plan.specs] == ["router", "prefill-0", "prefill-1", "decode-0", "colocated-0"]
+    assert plan.specs[0].role is None
+    assert plan.specs[-1].role is Role.COLOCATED
+
+
+def test_the_command_line_wins_over_the_file_and_silence_keeps_it() -> None:
+    config = ServeConfig(decode=PoolSection(replicas=3), router=RouterSection(http_port=9000))
+    plan = make_plan(config, Overrides({Role.PREFILL: 2, Role.DECODE: None}, {"grpc_port": 9001, "http_port": None}))
+    assert (plan.config.prefill.replicas, plan.config.decode.replicas) == (2, 3)
+    assert (plan.config.router.http_port, plan.config.router.grpc_port) == (9000, 9001)
+
+
+@pytest.mark.parametrize(("cores", "workers", "threads"), [(8, 2, 4), (2, 2, 1), (2, 5, 1), (7, 3, 2)])
+def test_cores_are_shared_among_the_workers(cores: int, workers: int, threads: int) -> None:
+    plan = make_plan(ServeConfig(), Overrides({Role.DECODE: workers - 1}), num_cores=cores)
+    assert [plan.config.pool(role).num_threads for role in Role] == [threads] * 3
+
+
+def test_threads_named_in_the_config_are_kept() -> None:
+    plan = make_plan(ServeConfig(prefill=PoolSection(num_threads=6)), Overrides(), num_cores=2)
+    assert (plan.config.prefill.num_threads, plan.config.decode.num_threads) == (6, 1)
+
+
+@pytest.mark.parametrize("replicas", [(0, 1, 0), (1, 0, 0), (0, 0, 0)])
+def test_pools_that_could_never_serve_are_refused(replicas: tuple[int, int, int]) -> None:
+    with pytest.raises(ConfigError, match="cannot serve"):
+        make_plan(ServeConfig(), Overrides(dict(zip(Role, replicas, strict=True))))
+
+
+def test_a_colocated_worker_alone_can_serve() -> None:
+    plan = make_plan(ServeConfig(), Overrides({Role.PREFILL: 0, Role.DECODE: 0, Role.COLOCATED: 1}))
+    assert plan.worker_names == ["colocated-0"]
+
+
+def test_port_zero_becomes_a_free_port_and_all_three_differ() -> None:
+    router = with_free_ports(make_plan(ServeConfig(), FREE)).config.router
+    ports = {getattr(router, key) for key in PORTS}
+    assert len(ports) == 3
+    assert 0 not in ports
+
+
+def test_a_port_in_use_is_named_with_the_option_to_change_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        plan = make_plan(ServeConfig(), Overrides(ports={**FREE.ports, "grpc_port": port}))
+        with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{port} \(Address already in use\).*--grpc-port"):
+            with_free_ports(plan)
+
+
+def test_one_port_given_twice_is_refused() -> None:
+    port = with_free_ports(make_plan(ServeConfig(), FREE)).config.router.http_port
+    plan = make_plan(ServeConfig(), Overrides(ports={**FREE.ports, "http_port": port, "grpc_port": port}))
+    with pytest.raises(ConfigError, match=rf"{port} .*router\.grpc_port"):
+        with_free_ports(plan)
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    plan = make_plan(ServeConfig(router=RouterSection(host="192.0.2.1")), FREE)
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.1"):
+        with_free_ports(plan)
+
+
+def test_what_members_read_is_what_was_planned(tmp_path: Path) -> None:
+    plan = make_plan(ServeConfig(), Overrides({Role.DECODE: 2}, {"http_port": 9000}), num_cores=6)
+    plan.write(tmp_path / "serve.yaml")
+    assert load_config(tmp_path / "serve.yaml") == plan.config
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [("127.0.0.1", "http://127.0.0.1:8000"), ("0.0.0.0", "http://127.0.0.1:8000"), ("::", "http://[::1]:8000")],
+)
+def test_announced_urls_can_be_called(host: str, url: str) -> None:
+    assert Plan(ServeConfig(router=RouterSection(host=host))).http_url == url
+
+
+def test_on_several_machines_a_loopback_router_moves_to_the_nodes_address() -> None:
+    assert Plan(ServeConfig()).on_network("10.0.0.5").control_address == "10.0.0.5:8002"
+    chosen = Plan(ServeConfig(router=RouterSection(host="10.1.0.1")))
+    assert chosen.on_network("10.0.0.5").control_address == "10.1.0.1:8002"

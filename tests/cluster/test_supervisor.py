@@ -1,0 +1,170 @@
+"""When to start again, when to give up, and that nothing is left running, on a host that obeys the test."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from cluster.host import Ending, HostError, MemberSpec
+from cluster.supervisor import Backoff, Clock, MemberDied, MemberEvent, MemberGivenUp, MemberStarting, Supervisor
+from common.config import Role
+from common.errors import ConfigError
+
+ROUTER = MemberSpec("router", None)
+DECODE = MemberSpec("decode-0", Role.DECODE)
+CRASH = Ending("exit code 1", "boom")
+
+
+class FakeClock:
+    """Sleeping moves it on at once."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.naps: list[float] = []
+
+    async def sleep(self, delay_s: float) -> None:
+        self.naps.append(delay_s)
+        self.now_s += delay_s
+        await asyncio.sleep(0)
+
+    def clock(self) -> Clock:
+        return Clock(lambda: self.now_s, self.sleep)
+
+
+class ObedientMember:
+    def __init__(self) -> None:
+        self.is_stopped = False
+        self.end: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
+
+    async def ended(self) -> Ending:
+        return await asyncio.shield(self.end)
+
+    async def stop(self) -> None:
+        self.is_stopped = True
+
+
+class ObedientHost:
+    """Starts members that live until the test ends them."""
+
+    def __init__(self) -> None:
+        self.lives: dict[str, list[ObedientMember]] = {}
+        self.num_refusals = 0
+        self._changed = asyncio.Event()
+
+    async def start(self, spec: MemberSpec) -> ObedientMember:
+        if self.num_refusals:
+            self.num_refusals -= 1
+            raise HostError("no room")
+        member = ObedientMember()
+        self.lives.setdefault(spec.name, []).append(member)
+        self._changed.set()
+        return member
+
+    async def close(self) -> None:
+        return
+
+    async def life(self, name: str, number: int) -> ObedientMember:
+        async with asyncio.timeout(5):
+            while len(self.lives.get(name, [])) < number:
+                self._changed.clear()
+                await self._changed.wait()
+        return self.lives[name][number - 1]
+
+
+class Scene:
+    def __init__(self, backoff: Backoff) -> None:
+        self.host = ObedientHost()
+        self.time = FakeClock()
+        self.events: list[MemberEvent] = []
+        self.supervisor = Supervisor(self.host, self.events.append, backoff, self.time.clock())
+
+    async def die(self, number: int, lived_s: float = 0.0, ending: Ending = CRASH) -> None:
+        member = await self.host.life("decode-0", number)
+        self.time.now_s += lived_s
+        member.end.set_result(ending)
+
+
+@asynccontextmanager
+async def supervised(scene: Scene, *specs: MemberSpec) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.create_task(scene.supervisor.run(specs))
+    yield task
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_dead_member_is_started_again_after_ever_longer_waits() -> None:
+    scene = Scene(Backoff(first_s=0.5, longest_s=3.0, max_early_deaths=100))
+    async with supervised(scene, DECODE):
+        for number in range(1, 6):
+            await scene.die(number)
+        await scene.host.life("decode-0", 6)
+    assert scene.time.naps == [0.5, 1.0, 2.0, 3.0, 3.0]
+    assert [type(event) for event in scene.events[:3]] == [MemberStarting, MemberDied, MemberStarting]
+
+
+async def test_a_long_life_forgives_earlier_deaths() -> None:
+    scene = Scene(Backoff(first_s=0.5, healthy_s=60.0))
+    async with supervised(scene, DECODE):
+        await scene.die(1)
+        await scene.die(2)
+        await scene.die(3, lived_s=61.0)
+        await scene.host.life("decode-0", 4)
+    assert scene.time.naps == [0.5, 1.0, 0.5]
+
+
+async def test_a_member_that_never_stays_up_is_given_up_with_its_last_words() -> None:
+    scene = Scene(Backoff(max_early_deaths=3))
+    async with supervised(scene, DECODE) as task:
+        for number in range(1, 4):
+            await scene.die(number)
+        with pytest.raises(MemberGivenUp, match=r"decode-0 died 3 times in a row \(exit code 1\): boom"):
+            await asyncio.wait_for(task, 5)
+
+
+async def test_a_member_that_was_healthy_once_is_never_given_up() -> None:
+    scene = Scene(Backoff(max_early_deaths=2, healthy_s=60.0))
+    async with supervised(scene, DECODE) as task:
+        await scene.die(1, lived_s=100.0)
+        for number in range(2, 8):
+            await scene.die(number)
+        await scene.host.life("decode-0", 8)
+        assert not task.done()
+
+
+async def test_a_config_error_ends_everything_at_once_with_its_message() -> None:
+    scene = Scene(Backoff())
+    async with supervised(scene, ROUTER, DECODE) as task:
+        router = await scene.host.life("router", 1)
+        await scene.die(1, ending=Ending("exit code 2", "noise\ndecode-0: no such file m.gguf", is_config_error=True))
+        with pytest.raises(ConfigError, match=r"^decode-0: no such file m.gguf$"):
+            await asyncio.wait_for(task, 5)
+        assert router.is_stopped
+    assert scene.time.naps == []
+
+
+async def test_one_members_death_leaves_the_others_alone() -> None:
+    scene = Scene(Backoff())
+    async with supervised(scene, ROUTER, DECODE):
+        router = await scene.host.life("router", 1)
+        await scene.die(1)
+        await scene.host.life("decode-0", 2)
+        assert not router.is_stopped
+        assert len(scene.host.lives["router"]) == 1
+
+
+async def test_cancelling_stops_every_member() -> None:
+    scene = Scene(Backoff())
+    async with supervised(scene, ROUTER, DECODE):
+        members = [await scene.host.life(name, 1) for name in ("router", "decode-0")]
+    assert all(member.is_stopped for member in members)
+
+
+async def test_a_host_without_room_is_asked_again() -> None:
+    scene = Scene(Backoff(first_s=0.5))
+    scene.host.num_refusals = 1
+    async with supervised(scene, DECODE):
+        await scene.host.life("decode-0", 1)
+    assert scene.time.naps == [0.5]
+    died = next(event for event in scene.events if isinstance(event, MemberDied))
+    assert died.ending.reason == "no room"

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from common.errors import ConfigError
+from engine.attention.cpu import CpuAttention
+from engine.attention.flash import FlashAttention
+from engine.attention.select import select_attention
+
+CPU = torch.device("cpu")
+CUDA = torch.device("cuda")  # only a name: selecting needs no device to be present
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "chosen"),
+    [
+        ("auto", CPU, "cpu"),
+        ("auto", CUDA, "flash"),
+        ("cpu", CPU, "cpu"),
+        ("flash", CUDA, "flash"),
+        ("torch_reference", CPU, "torch_reference"),
+        ("torch_reference", CUDA, "torch_reference"),
+    ],
+)
+def test_a_backend_is_chosen_by_name_and_device(name: str, device: torch.device, chosen: str) -> None:
+    assert select_attention(name, device).name == chosen
+
+
+@pytest.mark.parametrize(("name", "device"), [("flash", CPU), ("cpu", CUDA), ("flsh", CPU), ("", CPU)])
+def test_an_unknown_or_unfit_backend_is_a_config_error_that_names_it(name: str, device: torch.device) -> None:
+    with pytest.raises(ConfigError, match=f"{name!r}"):
+        select_attention(name, device)
+
+
+def test_a_backend_that_cannot_run_on_the_device_cannot_be_made() -> None:
+    with pytest.raises(ConfigError, match="needs a CUDA device, not cpu"):
+        FlashAttention(CPU)
+    with pytest.raises(ConfigError, match="does not run on cuda"):
+        CpuAttention(CUDA)

@@ -1,0 +1,306 @@
+"""Loading .gguf files: every quantisation against the gguf library's own numbers, the model against transformers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
+from gguf.quants import dequantize, quantize
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+from common.errors import ModelError
+from common.model_source import resolve_model
+from engine.model.gguf_weights import GGUFCheckpoint
+from engine.model.layers import rotary_frequencies
+from engine.model.weights import load_model, open_checkpoint, placements
+
+CPU = torch.device("cpu")
+Q = GGMLQuantizationType
+SIZES = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,
+    "eos_token_id": 2,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+# Where llama.cpp's converter puts each Hugging Face weight; written out here, not taken from the code under test.
+GGUF_PARTS = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+GGUF_ENDS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+PROMPT = torch.randint(0, 96, (40,), generator=torch.Generator().manual_seed(3)).tolist()
+
+
+def llama(**changes: Any) -> PreTrainedModel:
+    return random_model(LlamaForCausalLM(LlamaConfig(**SIZES | changes)))
+
+
+def qwen2() -> PreTrainedModel:
+    return random_model(Qwen2ForCausalLM(Qwen2Config(**SIZES)))
+
+
+def random_model(model: PreTrainedModel) -> PreTrainedModel:
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2 + (parameter.dim() == 1))
+    return model.float().eval()
+
+
+def gguf_name(name: str) -> str:
+    stem, suffix = name.rsplit(".", 1)
+    layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", stem)
+    return f"blk.{layer[1]}.{GGUF_PARTS[layer[2]]}.{suffix}" if layer else f"{GGUF_ENDS[stem]}.{suffix}"
+
+
+def permute(weight: np.ndarray, num_heads: int) -> np.ndarray:
+    """What llama.cpp's converter does to q and k of llama models."""
+    halves = weight.reshape(num_heads, 2, weight.shape[0] // num_heads // 2, *weight.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(weight.shape))
+
+
+def write_metadata(writer: GGUFWriter, config: Any) -> None:
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_eos_token_id(2)
+    writer.add_token_list([f"token{i}" for i in range(config.vocab_size)])
+    writer.add_token_types([1] * config.vocab_size)
+
+
+def write_gguf(
+    path: Path,
+    model: PreTrainedModel,
+    kind: GGMLQuantizationType = Q.F32,
+    customise: Callable[[GGUFWriter], None] | None = None,
+) -> Path:
+    """Write `model` as llama.cpp would and round its own weights to what the file now holds."""
+    config = model.config
+    writer = GGUFWriter(path, config.model_type)
+    write_metadata(writer, config)
+    if customise is not None:
+        customise(writer)
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    for name, parameter in model.named_parameters():
+        weight = parameter.detach().numpy()
+        stored_as = kind if weight.ndim > 1 else Q.F32
+        part = name.split(".")[-2]
+        stored = permute(weight, heads[part]) if config.model_type == "llama" and part in heads else weight
+        writer.add_tensor(gguf_name(name), quantize(stored, stored_as), raw_dtype=stored_as)
+        parameter.data.copy_(torch.from_numpy(dequantize(quantize(weight, stored_as), stored_as)))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def expected_logits(model: PreTrainedModel, token_ids: list[int]) -> Tensor:
+    with torch.inference_mode():
+        logits: Tensor = model(torch.tensor([token_ids])).logits[0]
+    return logits
+
+
+@pytest.mark.parametrize("kind", [Q.F32, Q.F16, Q.BF16, Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1, Q.Q8_0], ids=lambda k: k.name)
+@pytest.mark.parametrize("make", [llama, qwen2], ids=lambda make: make.__name__)
+def test_a_model_in_any_quantisation_answers_as_transformers_with_the_same_rounded_weights(
+    make: Callable[[], PreTrainedModel], kind: GGMLQuantizationType, paged_run: Any, tmp_path: Path
+) -> None:
+    model = make()
+    loaded = load_model(write_gguf(tmp_path / "m.gguf", model, kind), torch.float32, CPU)
+    assert torch.equal(loaded.model.embed_tokens.weight, model.get_input_embeddings().weight)
+    torch.testing.assert_close(
+        paged_run(loaded).step({"a": PROMPT}), expected_logits(model, PROMPT), atol=2e-3, rtol=1e-4
+    )
+
+
+@pytest.mark.parametrize(
+    "model",
+    [llama(tie_word_embeddings=True), llama(attention_bias=True), llama(head_dim=32)],
+    ids=["tied_head", "biases", "wide_heads"],
+)
+def test_variants_of_llama_load_from_gguf(model: PreTrainedModel, paged_run: Any, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", model, customise=lambda w: w.add_key_length(model.config.head_dim))
+    logits = paged_run(load_model(path, torch.float32, CPU)).step({"a": PROMPT})
+    torch.testing.assert_close(logits, expected_logits(model, PROMPT), atol=2e-3, rtol=1e-4)
+
+
+def test_llama3_scaling_is_read_from_the_divisors_tensor(paged_run: Any, tmp_path: Path) -> None:
+    model = llama(rope_parameters=LLAMA3_ROPE)
+    plain = rotary_frequencies(open_checkpoint(write_gguf(tmp_path / "plain.gguf", llama())).config.rope, 16)
+    divisors = (plain / model.model.rotary_emb.inv_freq).numpy()
+    path = write_gguf(tmp_path / "m.gguf", model, customise=lambda w: w.add_tensor("rope_freqs.weight", divisors))
+    logits = paged_run(load_model(path, torch.float32, CPU)).step({"a": PROMPT})
+    torch.testing.assert_close(logits, expected_logits(model, PROMPT), atol=2e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [Q.Q2_K, Q.Q3_K, Q.Q4_K, Q.Q5_K, Q.Q6_K], ids=lambda kind: kind.name)
+def test_k_quants_hold_what_the_gguf_library_reads_from_them(kind: GGMLQuantizationType, tmp_path: Path) -> None:
+    config = LlamaConfig(**SIZES | {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1})
+    shapes = {name: parameter.shape for name, parameter in LlamaForCausalLM(config).named_parameters()}
+    writer = GGUFWriter(tmp_path / "m.gguf", "llama")
+    write_metadata(writer, config)
+    block_size, block_bytes = GGML_QUANT_SIZES[kind]
+    random = np.random.default_rng(2)
+    stored: dict[str, np.ndarray] = {}
+    for name, shape in shapes.items():
+        if len(shape) == 1:
+            writer.add_tensor(gguf_name(name), np.ones(shape, dtype=np.float32))
+            continue
+        # bytes below 0x3C make every half-precision scale finite and below one
+        row_bytes = shape[1] // block_size * block_bytes
+        stored[name] = random.integers(0, 0x3C, (shape[0], row_bytes), dtype=np.uint8)
+        writer.add_tensor(gguf_name(name), stored[name], raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+    parameters = dict(load_model(tmp_path / "m.gguf", torch.float32, CPU).model.named_parameters())
+    placed = {placement.name: placement for placement in placements(GGUFCheckpoint(tmp_path / "m.gguf").config)}
+    for name, data in stored.items():
+        if ".q_proj." in name or ".k_proj." in name:
+            continue  # stored in another order; the other tests cover that
+        placement = placed[name]
+        ours = parameters[placement.parameter][placement.row : placement.row + placement.shape[0]]
+        assert np.array_equal(ours.numpy(), dequantize(data, kind)), name
+
+
+def test_the_default_model_loads_as_transformers_loads_it(paged_run: Any) -> None:
+    path = resolve_model("smollm2-135m-instruct")
+    config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+    oracle = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    oracle.load_state_dict(
+        load_gguf_checkpoint(path, return_tensors=True, model_to_load=oracle)["tensors"], strict=False
+    )
+    oracle.tie_weights()
+    loaded = load_model(path, torch.float32, CPU)
+
+    prompt = torch.randint(0, 49152, (70,), generator=torch.Generator().manual_seed(9)).tolist()
+    logits = paged_run(loaded).step({"a": prompt})
+    torch.testing.assert_close(logits, expected_logits(oracle, prompt), atol=2e-3, rtol=1e-4)
+    assert loaded.config.eos_token_ids == (2,)
+    assert loaded.config.max_position_embeddings == 8192
+
+
+# ---------------------------------------------------------------- broken files
+
+
+@pytest.fixture(scope="module")
+def intact(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    return write_gguf(tmp_path_factory.mktemp("gguf") / "m.gguf", llama(), Q.Q8_0).read_bytes()
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(fraction=st.floats(0, 0.9999))
+def test_a_file_cut_anywhere_is_a_model_error_that_names_it(intact: bytes, tmp_path: Path, fraction: float) -> None:
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(intact[: int(len(intact) * fraction)])
+    with pytest.raises(ModelError, match=r"cut\.gguf.* fetch the model again"):
+        load_model(path, torch.float32, CPU)
+
+
+@settings(
+    max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(edits=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), min_size=1, max_size=4))
+def test_a_damaged_header_loads_or_is_a_model_error(
+    intact: bytes, tmp_path: Path, edits: list[tuple[float, int]]
+) -> None:
+    header_bytes = intact.rindex(b".weight") + 40
+    damaged = bytearray(intact)
+    for place, value in edits:
+        damaged[int(place * header_bytes)] = value
+    path = tmp_path / "damaged.gguf"
+    path.write_bytes(damaged)
+    try:
+        load_model(path, torch.float32, CPU)
+    except ModelError as error:
+        assert "damaged.gguf" in str(error)
+
+
+@pytest.mark.parametrize("content", [b"", b"GGU", b"GGUF", b"not a model at all", b"GGUF\x00\x00\x00\x03" + bytes(40)])
+def test_what_is_not_gguf_is_a_model_error(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "garbage.gguf"
+    path.write_bytes(content)
+    with pytest.raises(ModelError, match=r"garbage\.gguf"):
+        load_model(path, torch.float32, CPU)
+
+
+def test_a_missing_file_is_a_model_error(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"cannot read .*absent\.gguf"):
+        load_model(tmp_path / "absent.gguf", torch.float32, CPU)
+
+
+def test_unsupported_models_are_refused_by_name(tmp_path: Path) -> None:
+    def customised(name: str, customise: Callable[[GGUFWriter], None]) -> Path:
+        return write_gguf(tmp_path / name, llama(), customise=customise)
+
+    experts = customised("experts.gguf", lambda w: w.add_expert_count(8))
+    partial = customised("partial.gguf", lambda w: w.add_rope_dimension_count(8))
+    yarn = customised("yarn.gguf", lambda w: w.add_string("llama.rope.scaling.type", "yarn"))
+    for path, complaint in (
+        (experts, "mixture-of-experts"),
+        (partial, "only a part of each head"),
+        (yarn, "rotary scaling 'yarn'"),
+    ):
+        with pytest.raises(ModelError, match=complaint):
+            load_model(path, torch.float32, CPU)
+    writer = GGUFWriter(tmp_path / "other.gguf", "gptneox")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(ModelError, match="general.architecture is 'gptneox'; supported are llama, qwen2"):
+        load_model(tmp_path / "other.gguf", torch.float32, CPU)
+
+
+def test_a_quantisation_we_do_not_read_is_refused_by_name(tmp_path: Path) -> None:
+    def odd(writer: GGUFWriter) -> None:
+        writer.add_tensor("output.weight", np.zeros((96, 64), dtype=np.float64))
+
+    path = write_gguf(tmp_path / "m.gguf", llama(tie_word_embeddings=True), customise=odd)
+    with pytest.raises(ModelError, match=r"output\.weight is stored as F64; supported are F32, F16, BF16, Q4_0"):
+        load_model(path, torch.float32, CPU)

@@ -1,0 +1,186 @@
+"""Two ends of each transport on one machine, faults between them, and a check that nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import grpc
+import pytest
+import torch
+from torch import Tensor
+
+from common.identity import Ticket, new_incarnation, new_transfer_id
+from common.kv_layout import KVLayout
+from common.pb import kv_transfer_pb2 as pb
+from common.rpc import new_server
+from kv_transfer.factory import make_receiver, make_sender
+from kv_transfer.grpc_stream import GrpcLinkStream
+from kv_transfer.inline import InlineSource
+from kv_transfer.link import Endpoint, LinkStream
+from kv_transfer.loopback import LoopbackNetwork
+from kv_transfer.receiver import LinkReceiver
+from kv_transfer.sender import LinkSender
+from kv_transfer.torch_dist import TorchDistSource, channel_for
+from kv_transfer.transport import Destination, KVPiece, Reception
+
+KINDS = ["loopback", "grpc", "torch_dist"]
+CPU = torch.device("cpu")
+
+# What becomes of one request on its way: itself, changed, doubled, or nothing.
+Fault = Callable[[pb.LinkRequest], list[pb.LinkRequest]]
+
+
+def new_layout(dtype: str = "float32", num_layers: int = 4) -> KVLayout:
+    return KVLayout("tiny", num_layers=num_layers, num_kv_heads=2, head_dim=8, dtype=dtype, rope="none")
+
+
+class FaultyStream:
+    def __init__(self, inner: LinkStream, fault: Fault) -> None:
+        self._inner = inner
+        self._fault = fault
+
+    async def write(self, request: pb.LinkRequest) -> None:
+        for passed in self._fault(request):
+            await self._inner.write(passed)
+
+    async def read(self) -> pb.LinkReply:
+        return await self._inner.read()
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+
+@dataclass
+class Landing:
+    """What a decode worker keeps: the pieces of one reception, in a tensor of its own."""
+
+    layout: KVLayout
+    num_tokens: int
+    reception: Reception = field(init=False)
+    pieces: list[KVPiece] = field(default_factory=list)
+
+    def on_piece(self, piece: KVPiece) -> None:
+        self.pieces.append(piece)
+
+    @property
+    def data(self) -> Tensor:
+        """[layers, 2, num_tokens, heads, head_dim], zero where nothing arrived; later pieces overwrite."""
+        shape = (self.layout.num_layers, 2, self.num_tokens, self.layout.num_kv_heads, self.layout.head_dim)
+        data = torch.zeros(shape, dtype=getattr(torch, self.layout.dtype))
+        for piece in self.pieces:
+            layers = slice(piece.layer_start, piece.layer_start + piece.num_layers)
+            data[layers, :, piece.token_start : piece.token_start + piece.num_tokens] = piece.data
+        return data
+
+
+class Wire:
+    """One sender and one receiver of a kind. The receiver can lose its links, and be replaced at its address."""
+
+    def __init__(self, kind: str, layout: KVLayout) -> None:
+        self.kind = kind
+        self.layout = layout
+        self.network = LoopbackNetwork()
+        self.source_incarnation = new_incarnation()
+        self.sender = make_sender(kind, layout, self.source_incarnation, CPU, self.network)
+        self.receiver = make_receiver(kind, layout, new_incarnation(), CPU)
+        self._server: grpc.aio.Server | None = None
+        self._senders = [self.sender]
+        self._receivers = [self.receiver]
+
+    async def start(self, address: str = "127.0.0.1:0") -> None:
+        if self.kind == "loopback":
+            self.receiver.serve_at("loopback:1")
+            self.network.listen(self.receiver)
+            return
+        self._server = new_server()
+        self.receiver.add_to_server(self._server)
+        port = self._server.add_insecure_port(address)
+        self.receiver.serve_at(f"127.0.0.1:{port}")
+        await self._server.start()
+
+    async def cut(self) -> None:
+        """The destination's links break; its receptions live on, and it can be reached again."""
+        if self._server is None:
+            for task in [task for task in asyncio.all_tasks() if task.get_name().startswith("kv-loopback-")]:
+                task.cancel()
+                await asyncio.wait([task])
+            return
+        address = self.receiver.destination.address
+        await self._server.stop(grace=None)
+        await self.start(address)
+
+    async def replace_receiver(self) -> None:
+        """The destination's process dies, and another one takes its address."""
+        address = self.receiver.destination.address
+        if self._server is not None:
+            await self._server.stop(grace=None)
+        await self.receiver.close()
+        self.receiver = make_receiver(self.kind, self.layout, new_incarnation(), CPU)
+        self._receivers.append(self.receiver)
+        await self.start(address)
+
+    def new_sender(self, layout: KVLayout | None = None, fault: Fault = lambda request: [request]) -> LinkSender:
+        """Another source process; its frames pass through `fault`."""
+        channel = channel_for(CPU) if self.kind == "torch_dist" else "inline"
+        endpoint = Endpoint(self.kind, channel, layout or self.layout, self.source_incarnation)
+        dial = self.network.dial if self.kind == "loopback" else GrpcLinkStream
+        new_payloads = partial(TorchDistSource, CPU) if self.kind == "torch_dist" else InlineSource
+
+        def dial_through_fault(destination: Destination) -> LinkStream:
+            return FaultyStream(dial(destination), fault)
+
+        sender = LinkSender(endpoint, dial_through_fault, new_payloads)
+        self._senders.append(sender)
+        return sender
+
+    def expect(self, num_tokens: int, skip_tokens: int = 0) -> tuple[Landing, Ticket]:
+        transfer_id = new_transfer_id()
+        landing = Landing(self.layout, num_tokens)
+        landing.reception = self.receiver.expect(transfer_id, num_tokens, skip_tokens, landing.on_piece)
+        incarnation = self.receiver.destination.incarnation
+        return landing, Ticket(transfer_id, 1, self.source_incarnation, incarnation, num_tokens, skip_tokens)
+
+    def new_data(self, num_tokens: int, seed: int = 0) -> Tensor:
+        shape = (self.layout.num_layers, 2, num_tokens, self.layout.num_kv_heads, self.layout.head_dim)
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randn(shape, generator=generator).to(getattr(torch, self.layout.dtype))
+
+    async def close(self) -> None:
+        for sender in self._senders:
+            await sender.close()
+        for receiver in self._receivers:
+            await receiver.close()
+        if self._server is not None:
+            await self._server.stop(grace=None)
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a process holds on to. gRPC keeps its own threads and descriptors for the life of the process."""
+
+    tasks: int
+    threads: int
+    descriptors: int
+
+    @staticmethod
+    def now() -> Held:
+        threads = [thread for thread in threading.enumerate() if thread.name.startswith("kv-")]
+        return Held(len(asyncio.all_tasks()), len(threads), len(os.listdir("/proc/self/fd")))
+
+
+async def until(condition: Callable[[], bool], what: str, timeout_s: float = 5.0) -> None:
+    """Wait for a condition that other tasks or threads bring about, bounded."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            while not condition():
+                await asyncio.sleep(0.002)
+    except TimeoutError:
+        pytest.fail(f"not within {timeout_s} s: {what}")
+
+
+NewWire = Callable[..., Awaitable[Wire]]
