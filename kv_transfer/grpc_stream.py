@@ -20,10 +20,12 @@ Serve = Callable[[AsyncIterator[pb.LinkRequest], Reply], Awaitable[None]]
 
 
 class GrpcLinkStream:
-    """One channel with one Link call; both end together."""
+    """One channel with one Link call; both end together. Let go of at close: a closed channel that is still referred
+    to keeps its sockets, and finished tasks keep references until the garbage collector comes by."""
 
     def __init__(self, destination: Destination) -> None:
         self._address = destination.address
+        self._is_closed = False
         self._channel = new_channel(destination.address)
         self._call = KVTransferStub(self._channel).Link()
 
@@ -39,8 +41,12 @@ class GrpcLinkStream:
         return reply
 
     async def close(self) -> None:
-        self._call.cancel()
-        await self._channel.close(grace=None)
+        if not self._is_closed:
+            self._is_closed = True
+            call, channel = self._call, self._channel
+            del self._call, self._channel
+            call.cancel()
+            await channel.close(grace=None)
 
 
 def add_link_service(serve: Serve, server: grpc.aio.Server) -> None:

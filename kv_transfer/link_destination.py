@@ -18,7 +18,10 @@ logger = logging.getLogger(__name__)
 
 
 class DestinationLink:
-    """After the handshake, which settled the incarnations of source and destination. `expected` is the receiver's own table: it changes while the link lives."""
+    """After the handshake, which settled the incarnations of (source, destination).
+
+    `expected` is the receiver's own table: it changes while the link lives.
+    """
 
     def __init__(
         self,

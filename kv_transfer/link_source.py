@@ -125,18 +125,18 @@ class SourceLink:
         await self._release()  # a task cancelled before its first step has released nothing
 
     async def _run(self) -> None:
-        loss: Exception | None = None
+        loss = "it was closed"
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._write_frames())
                 tasks.create_task(self._read_replies())
         except* ServingError as lost:
-            loss = lost.exceptions[0]
+            loss = str(lost.exceptions[0])
             logger.warning("lost the KV link to %s: %s", self.peer, loss)
         finally:  # whatever ended it, nobody waits on a dead link
             self.frames.close()
             for transfer in list(self._transfers.values()):
-                transfer.fail(PeerLost(f"lost the KV link to {self.peer}: {loss or 'it was closed'}"))
+                transfer.fail(PeerLost(f"lost the KV link to {self.peer}: {loss}"))
             await self._release()
 
     async def _release(self) -> None:

@@ -82,7 +82,9 @@ class LinkReceiver:
 
         Raises: IncompatiblePeer, PeerLost, TransferTimeout; the source is to be told.
         """
-        until_closed, ended = asyncio.timeout(0 if self._is_closed else None), asyncio.Event()
+        if self._is_closed:
+            raise PeerLost(f"the receiver at {self._address} is closed")
+        until_closed, ended = asyncio.timeout(None), asyncio.Event()
         self._links[until_closed] = ended
         try:
             async with until_closed:

@@ -52,8 +52,8 @@ class TorchDistSource:
         self._thread.close()
 
     def _join(self, rendezvous: Rendezvous) -> None:
-        store, own_address = join_store(rendezvous.store_address, CONNECT_TIMEOUT_S)
-        self._thread.meet(store, rendezvous.group_name, SOURCE, own_address, self._device)
+        self._thread.store, own_address = join_store(rendezvous.store_address, CONNECT_TIMEOUT_S)
+        self._thread.meet(rendezvous.group_name, SOURCE, own_address, self._device)
 
 
 class TorchDistDestination:
@@ -64,14 +64,13 @@ class TorchDistDestination:
         self._group_name = secrets.token_hex(8)
 
     async def prepare(self, host: str) -> Rendezvous:
-        self._store, store_address = await self._thread.run(partial(host_store, host, CONNECT_TIMEOUT_S))
+        store_address = await self._thread.run(partial(self._host, host))
         self._own_address = store_address.rpartition(":")[0]
         return Rendezvous(store_address, self._group_name)
 
     async def connect(self) -> None:
-        await self._thread.run(
-            lambda: self._thread.meet(self._store, self._group_name, DESTINATION, self._own_address, self._device)
-        )
+        meet = partial(self._thread.meet, self._group_name, DESTINATION, self._own_address, self._device)
+        await self._thread.run(meet)
 
     async def receive(self, header: PieceHeader, message: pb.Piece) -> ReceivedPayload:
         """A wrong size could not be drained, and a buffer smaller than what comes kills this process: better to lose
@@ -84,6 +83,10 @@ class TorchDistDestination:
     async def close(self) -> None:
         self._thread.close()
 
+    def _host(self, host: str) -> str:
+        self._thread.store, store_address = host_store(host, CONNECT_TIMEOUT_S)
+        return store_address
+
     def _receive(self, num_bytes: int) -> ReceivedPayload:
         flat = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
         self._thread.pair.receive(flat, PAYLOAD_TIMEOUT_S)
@@ -95,6 +98,7 @@ class PairThread:
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-pair")
+        self.store: Store | None = None
         self._pair: Pair | None = None
         self._is_closed = False
 
@@ -103,9 +107,10 @@ class PairThread:
         assert self._pair is not None, "connect comes first"
         return self._pair
 
-    def meet(self, store: Store, group_name: str, rank: int, own_address: str, device: torch.device) -> None:
-        """On the thread: wait for the other end."""
-        group_store = PrefixStore(group_name, store)
+    def meet(self, group_name: str, rank: int, own_address: str, device: torch.device) -> None:
+        """On the thread, with the store set: wait for the other end."""
+        assert self.store is not None, "the store comes first"
+        group_store = PrefixStore(group_name, self.store)
         self._pair = make_pair(group_store, rank, own_address, device, CONNECT_TIMEOUT_S)
 
     async def run(self, call: Callable[[], Result]) -> Result:
@@ -127,4 +132,6 @@ class PairThread:
         self._executor.shutdown(wait=False)
 
     def _let_go(self) -> None:
-        self._pair = None
+        if self._pair is not None:
+            self._pair.let_go()
+        self._pair = self.store = None

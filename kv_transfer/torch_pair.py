@@ -35,6 +35,9 @@ class Pair(Protocol):
     def abort(self) -> None:
         """End the pair, and any call that waits in it. Safe from any thread."""
 
+    def let_go(self) -> None:
+        """Free its sockets, threads and memory, after `abort` and when no call waits any more."""
+
 
 def host_store(host: str, timeout_s: float) -> tuple[TCPStore, str]:
     """A store listening on this host's address alone, and host:port to reach it at."""
@@ -90,6 +93,9 @@ class GlooPair:
         with suppress(RuntimeError):
             self._group.recv([torch.empty(1, dtype=torch.uint8)], self._peer, _WAKE_TAG).wait(timedelta(milliseconds=1))
 
+    def let_go(self) -> None:
+        del self._group
+
 
 class NcclPair:
     """NCCL knows no tags: calls must come in the same order on both ranks, which the headers on the link ensure."""
@@ -118,6 +124,9 @@ class NcclPair:
     def abort(self) -> None:
         self._is_aborted = True
         self._group.abort()
+
+    def let_go(self) -> None:
+        del self._group
 
     def _finish(self, work: Work, timeout_s: float) -> None:
         """NCCL's own wait only orders streams; the host must know, or the memory would be reused under the copy."""

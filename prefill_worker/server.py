@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import asdict
 
 import grpc
+import torch
 from kv_transfer.factory import make_sender
 
 from common.config import Role, ServeConfig
 from common.identity import new_incarnation
+from common.kv_layout import KVLayout
 from common.model_source import resolve_model
 from common.pb import serving_pb2 as pb
 from common.pb import serving_pb2_grpc as pb_grpc
@@ -20,6 +23,8 @@ from kv_transfer.transport import KVSender
 from prefill_worker.kv_push import KVPush
 from prefill_worker.service import PrefillService
 from prefill_worker.worker import PrefillWorker
+
+SenderFactory = Callable[[str, KVLayout, str, torch.device], KVSender]
 
 
 class PrefillServer:
@@ -32,7 +37,9 @@ class PrefillServer:
         self._sender = sender
 
     @staticmethod
-    async def start(config: ServeConfig, name: str, router_address: str) -> PrefillServer:
+    async def start(
+        config: ServeConfig, name: str, router_address: str, new_sender: SenderFactory = make_sender
+    ) -> PrefillServer:
         """Load the model, then serve and register. Raises: ConfigError, ModelError."""
         pool = config.pool(Role.PREFILL)
         path = await asyncio.to_thread(resolve_model, config.model.source)
@@ -40,7 +47,7 @@ class PrefillServer:
         push = KVPush(loaded, config.transfer.piece_bytes)
         engine = AsyncEngine(loaded, tap=push)
         incarnation = new_incarnation()
-        sender = make_sender(config.transfer.transport, engine.layout, incarnation, engine.device)
+        sender = new_sender(config.transfer.transport, engine.layout, incarnation, engine.device)
         worker = PrefillWorker(engine, push, sender, config.transfer.timeout_s)
 
         async def measure_load() -> pb.WorkerLoad:

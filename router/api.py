@@ -14,7 +14,7 @@ from common.errors import InvalidRequest, UnknownModel, WorkerUnavailable
 from router.answer import AnswerDelta
 from router.frontend import Frontend
 from router.http_errors import add_error_handlers
-from router.http_identity import RequestIdMiddleware
+from router.http_middleware import BodyLimitMiddleware, RequestIdMiddleware
 from router.openai_answers import AnswerHead, AnswerShape, ChatShape, CompletionShape, JsonObject, model_card
 from router.openai_schema import ChatBody, CompletionBody
 from router.sse import EventStream, unless_disconnected
@@ -25,7 +25,8 @@ DEADLINE_HEADER = "X-Request-Deadline-Ms"  # how long the client will wait, from
 
 def create_app(frontend: Frontend, metrics: CollectorRegistry) -> FastAPI:
     """An ASGI app. It holds no state of its own and starts nothing."""
-    app = FastAPI(title="pdserve", max_body_size=MAX_BODY_BYTES)
+    app = FastAPI(title="pdserve")
+    app.add_middleware(BodyLimitMiddleware, max_bytes=MAX_BODY_BYTES)
     app.add_middleware(RequestIdMiddleware)
     add_error_handlers(app)
     created = int(time.time())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from common.errors import InvalidRequest, ServingError
 from router.openai_answers import error_body
@@ -29,7 +30,7 @@ def add_error_handlers(app: FastAPI) -> None:
 async def _serving_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, ServingError)
     headers = {} if error.retry_after_s is None else {"Retry-After": str(math.ceil(error.retry_after_s))}
-    return JSONResponse(error_body(error), error.http_status, headers)
+    return _json(error, error.http_status, headers)
 
 
 async def _validation_error(request: Request, error: Exception) -> Response:
@@ -41,7 +42,7 @@ async def _http_exception(request: Request, error: Exception) -> Response:
     """Raised by the framework: no such path, method not allowed, body too large."""
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}"
-    return JSONResponse(error_body(InvalidRequest(message)), error.status_code, error.headers)
+    return _json(InvalidRequest(message), error.status_code, error.headers)
 
 
 async def _client_left(_: Request, __: Exception) -> Response:
@@ -49,7 +50,12 @@ async def _client_left(_: Request, __: Exception) -> Response:
 
 
 async def _bug(_: Request, __: Exception) -> Response:
-    return JSONResponse(error_body(ServingError("internal error")), ServingError.http_status)
+    return _json(ServingError("internal error"), ServingError.http_status)
+
+
+def _json(error: ServingError, status: int, headers: Mapping[str, str] | None = None) -> Response:
+    # ASCII: a message may quote a client's text that is not valid Unicode
+    return Response(json.dumps(error_body(error)), status, headers, media_type="application/json")
 
 
 def _describe(problems: Sequence[Any]) -> InvalidRequest:

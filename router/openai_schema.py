@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from common.errors import InvalidRequest
 from router.chat_template import ChatMessage
@@ -63,6 +63,18 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "tool_call_id": (),
     "refusal": ("",),
 }
+
+
+def _require_unicode(text: str) -> str:
+    """JSON can spell half of a surrogate pair, which is no character."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError("not valid Unicode") from error
+    return text
+
+
+Text = Annotated[str, AfterValidator(_require_unicode)]
 
 
 class Body(BaseModel):
@@ -127,7 +139,7 @@ class GenerationBody(Body):
 
 
 class CompletionBody(GenerationBody):
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: Text | list[int] | list[Text] | list[list[int]]
 
     def wish(self, timeout_s: float | None) -> Wish:
         """Raises: InvalidRequest for several prompts at once."""
@@ -148,7 +160,7 @@ class CompletionBody(GenerationBody):
 
 class TextPart(Body):
     type: Literal["text"]
-    text: str
+    text: Text
 
 
 class OtherPart(BaseModel):
@@ -161,7 +173,7 @@ class OtherPart(BaseModel):
 
 class MessageBody(Body):
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[Annotated[TextPart | OtherPart, Field(union_mode="left_to_right")]]
+    content: Text | list[Annotated[TextPart | OtherPart, Field(union_mode="left_to_right")]]
 
     def message(self) -> ChatMessage:
         """Raises: InvalidRequest for content that is not text."""

@@ -71,9 +71,7 @@ def c_one_row_of_logits_every_row_of_k_and_v() -> None:
     heading("(c) only the last position's logits are needed, but every position's K and V is")
     cache = Cache()
     step = forward(PROMPT, cache)
-    print(
-        f"hidden states after prefill {shape(step.hidden)}, logits needed {shape(step.logits[None])}: {PROMPT[-1]}'s row"
-    )
+    print(f"hidden states after prefill {shape(step.hidden)}; logits needed: {shape(step.logits[None])}, {PROMPT[-1]}")
     whole = forward("世", cache)
     print(f"世 with the K and V of 你 and 好: {numbers_of(whole.logits)} → {whole.next_token}")
     forward(PROMPT, without_last := Cache())
@@ -104,9 +102,7 @@ def e_new_tokens_are_masked_among_themselves() -> None:
     show("世界 after 你好, layer 1, no mask: weights", unmasked.layers[0].weights, "世界", "你好世界")
     whole = forward("你好世界", Cache())
     print(f"masked,  largest difference from one step over 你好世界: {difference(masked.hidden, whole.hidden[2:])}")
-    print(
-        f"no mask, largest difference from one step over 你好世界: {difference(unmasked.hidden, whole.hidden[2:])}: 世 has seen 界"
-    )
+    print(f"no mask, largest difference from one step over 你好世界: {difference(unmasked.hidden, whole.hidden[2:])}")
 
 
 def f_a_mixed_step_is_one_batch() -> None:

@@ -72,6 +72,7 @@ def load_model(path: Path, dtype: torch.dtype, device: torch.device) -> LoadedMo
             digest.update(stored.read(offset, num_bytes))
         rows = parameters[placement.parameter].narrow(0, placement.row, placement.shape[0])
         stored.copy_to(rows)
+        _require_finite(rows, f"{path}: {placement.name}")
     return LoadedModel(model, config, digest.hexdigest(), config.rope.describe())
 
 
@@ -136,3 +137,10 @@ def _checked(checkpoint: Checkpoint, path: Path) -> Iterator[Placement]:
                 f"{list(placement.shape)}; the file and its config do not belong together"
             )
         yield placement
+
+
+def _require_finite(weight: Tensor, name: str) -> None:
+    """Damaged bytes seldom make a readable number; found here, not as gibberish in an answer."""
+    smallest, largest = torch.aminmax(weight)
+    if not (torch.isfinite(smallest) and torch.isfinite(largest)):
+        raise ModelError(f"{name} holds numbers that are not finite in {weight.dtype}; fetch the model again")

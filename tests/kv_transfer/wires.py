@@ -23,7 +23,6 @@ from kv_transfer.grpc_stream import GrpcLinkStream
 from kv_transfer.inline import InlineSource
 from kv_transfer.link import Endpoint, LinkStream
 from kv_transfer.loopback import LoopbackNetwork
-from kv_transfer.receiver import LinkReceiver
 from kv_transfer.sender import LinkSender
 from kv_transfer.torch_dist import TorchDistSource, channel_for
 from kv_transfer.transport import Destination, KVPiece, Reception
@@ -177,7 +176,7 @@ async def until(condition: Callable[[], bool], what: str, timeout_s: float = 5.0
     """Wait for a condition that other tasks or threads bring about, bounded."""
     try:
         async with asyncio.timeout(timeout_s):
-            while not condition():
+            while not condition():  # noqa: ASYNC110  what it looks at lives outside this event loop
                 await asyncio.sleep(0.002)
     except TimeoutError:
         pytest.fail(f"not within {timeout_s} s: {what}")

@@ -50,7 +50,7 @@ class ReplayPipeline:
                 await self._perhaps_break(index)
                 self.num_sent += 1
                 request.timeline.count_token()
-                if self.num_sent == request.sampling.max_tokens:
+                if request.timeline.num_output_tokens == request.sampling.max_tokens:
                     yield TokenDelta(token_id, FinishReason.LENGTH)
                     break
                 yield TokenDelta(token_id, self.finish_reason if index == len(self.token_ids) - 1 else None)

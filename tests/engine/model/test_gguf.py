@@ -230,36 +230,55 @@ def test_the_default_model_loads_as_transformers_loads_it(paged_run: Any) -> Non
 
 
 @pytest.fixture(scope="module")
-def intact(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    return write_gguf(tmp_path_factory.mktemp("gguf") / "m.gguf", llama(), Q.Q8_0).read_bytes()
+def intact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gguf(tmp_path_factory.mktemp("gguf") / "m.gguf", llama(), Q.Q8_0)
+
+
+def complaint_about(path: Path) -> str | None:
+    """What loading complains about; None when it loads. Anything but a ModelError escapes."""
+    try:
+        load_model(path, torch.float32, CPU)
+    except ModelError as error:
+        return str(error)
+    return None
 
 
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(fraction=st.floats(0, 0.9999))
-def test_a_file_cut_anywhere_is_a_model_error_that_names_it(intact: bytes, tmp_path: Path, fraction: float) -> None:
+def test_a_file_cut_anywhere_is_a_model_error_that_names_it(intact: Path, tmp_path: Path, fraction: float) -> None:
+    content = intact.read_bytes()
     path = tmp_path / "cut.gguf"
-    path.write_bytes(intact[: int(len(intact) * fraction)])
-    with pytest.raises(ModelError, match=r"cut\.gguf.* fetch the model again"):
-        load_model(path, torch.float32, CPU)
+    path.write_bytes(content[: int(len(content) * fraction)])
+    complaint = complaint_about(path)
+    assert complaint is not None
+    assert re.search(r"cut\.gguf.* fetch the model again", complaint)
 
 
 @settings(
-    max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(edits=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), min_size=1, max_size=4))
-def test_a_damaged_header_loads_or_is_a_model_error(
-    intact: bytes, tmp_path: Path, edits: list[tuple[float, int]]
+def test_a_damaged_header_loads_or_is_a_model_error_that_names_the_file(
+    intact: Path, tmp_path: Path, edits: list[tuple[float, int]]
 ) -> None:
-    header_bytes = intact.rindex(b".weight") + 40
-    damaged = bytearray(intact)
+    damaged = bytearray(intact.read_bytes())
+    header_bytes = damaged.rindex(b".weight") + 40
     for place, value in edits:
         damaged[int(place * header_bytes)] = value
     path = tmp_path / "damaged.gguf"
     path.write_bytes(damaged)
-    try:
+    complaint = complaint_about(path)
+    assert complaint is None or "damaged.gguf" in complaint
+
+
+@pytest.mark.parametrize("kind", [Q.F32, Q.Q8_0], ids=lambda kind: kind.name)
+def test_weights_that_are_not_finite_are_refused_by_name(kind: GGMLQuantizationType, tmp_path: Path) -> None:
+    model = llama()
+    model.model.layers[1].mlp.up_proj.weight.data[3, 40] = float("inf")
+    with np.errstate(invalid="ignore"):
+        path = write_gguf(tmp_path / "m.gguf", model, kind)
+    with pytest.raises(ModelError, match=r"m\.gguf: model\.layers\.1\.mlp\.up_proj\.weight .* not finite"):
         load_model(path, torch.float32, CPU)
-    except ModelError as error:
-        assert "damaged.gguf" in str(error)
 
 
 @pytest.mark.parametrize("content", [b"", b"GGU", b"GGUF", b"not a model at all", b"GGUF\x00\x00\x00\x03" + bytes(40)])
@@ -293,7 +312,7 @@ def test_unsupported_models_are_refused_by_name(tmp_path: Path) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    with pytest.raises(ModelError, match="general.architecture is 'gptneox'; supported are llama, qwen2"):
+    with pytest.raises(ModelError, match=r"general\.architecture is 'gptneox'; supported are llama, qwen2"):
         load_model(tmp_path / "other.gguf", torch.float32, CPU)
 
 

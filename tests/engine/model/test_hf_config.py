@@ -38,7 +38,8 @@ def test_keys_that_old_files_leave_out_have_transformers_defaults(folder: Path) 
     config = read_hf_config(write(folder))
     assert (config.num_kv_heads, config.head_dim, config.rms_norm_eps) == (4, 16, 1e-6)
     assert config.rope == RopeConfig(10000.0)
-    assert not (config.tie_word_embeddings or config.attention_bias or config.attention_output_bias)
+    flags = (config.tie_word_embeddings, config.attention_bias, config.attention_output_bias)
+    assert flags == (False, False, False)
     assert config.eos_token_ids == ()
 
 

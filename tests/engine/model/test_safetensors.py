@@ -93,6 +93,12 @@ def test_an_integer_tensor_is_refused(tiny_llama: Any) -> None:
         load(tiny_llama.folder)
 
 
+def test_weights_that_are_not_finite_are_refused_by_name(tiny_llama: Any) -> None:
+    edit_tensors(tiny_llama.folder, lambda tensors: tensors["model.norm.weight"].fill_(float("nan")))
+    with pytest.raises(ModelError, match=r"model\.norm\.weight .* not finite"):
+        load(tiny_llama.folder)
+
+
 def test_a_shard_that_the_index_names_but_the_folder_lacks_is_named(tiny_llama: Any, tmp_path: Path) -> None:
     tiny_llama.model.save_pretrained(tmp_path / "shards", max_shard_size="20KB")
     victim = sorted((tmp_path / "shards").glob("*.safetensors"))[1]
@@ -115,7 +121,7 @@ def test_a_folder_without_weights_says_which_format_is_wanted(tiny_llama: Any) -
 
 
 def test_a_path_that_is_no_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="neither a Hugging Face folder nor a .gguf file"):
+    with pytest.raises(ModelError, match=r"neither a Hugging Face folder nor a \.gguf file"):
         load(tmp_path / "nothing")
     with pytest.raises(ModelError, match=r"config\.json is missing"):
         load(tmp_path)
