@@ -39,7 +39,8 @@ def start_ray(address: str, plan: Plan, logs: Path) -> tuple[Plan, RayHost]:
         scratch = Path(tempfile.mkdtemp(prefix="pdserve-", dir="/tmp"))  # short: Ray puts unix sockets below it
         local: dict[str, Any] = {"num_cpus": len(plan.worker_names), "include_dashboard": False}
         ray = _init_ray("disabled", object_store_memory=_OBJECT_STORE_BYTES, _temp_dir=str(scratch), **local)
-        return with_free_ports(plan), RayHost(ray, plan, Placement.over(ray, is_spread=False), logs, scratch)
+        plan = with_free_ports(plan)
+        return plan, RayHost(ray, plan, Placement.over(ray, is_spread=False), logs, scratch)
     ray = _init_ray("token", address=address)
     plan = with_free_ports(plan.on_network(ray.util.get_node_ip_address()))
     return plan, RayHost(ray, plan, Placement.over(ray, is_spread=True), logs, None)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from cluster.host import Ending, HostError, MemberSpec, WorkerHost
 from common.errors import ConfigError
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -96,7 +93,6 @@ class Supervisor:
             if not was_healthy:
                 self._require_hope(spec, ending, num_deaths)
             delay_s = self._backoff.delay_s(num_deaths)
-            logger.warning("%s died (%s), restart in %.1f s", spec.name, ending.reason, delay_s)
             self._on_event(MemberDied(spec, ending, delay_s))
             await self._clock.sleep(delay_s)
 

@@ -82,8 +82,8 @@ class Timeline:
     def __post_init__(self) -> None:
         self.arrival_s = self._stage_start_s = self.clock()
 
-    def enter(self, state: State) -> None:
-        """Raises: IllegalTransition."""
+    def enter(self, state: State, stage: Stage | None = None) -> None:
+        """Move on; `stage` if the state does not begin with its usual one. Raises: IllegalTransition."""
         if state not in TRANSITIONS[self.state] and not (state in ENDS - {State.FINISHED} and self.state not in ENDS):
             raise IllegalTransition(f"{self.state} → {state}")
         now = self._close_stage()
@@ -91,7 +91,7 @@ class Timeline:
         if state in ENDS:
             self.end_s = now
         else:
-            self._stage = _STAGE_ON_ENTRY[state]
+            self._stage = stage or _STAGE_ON_ENTRY[state]
 
     def enter_stage(self, stage: Stage) -> None:
         """Split the current state: the prefill queue from prefill, the wait for the first decode step from decode."""

@@ -16,6 +16,8 @@ from kv_transfer.wire import Manifest, PieceHeader
 
 logger = logging.getLogger(__name__)
 
+NOT_AWAITED = "the destination does not wait for this attempt"
+
 
 class DestinationLink:
     """After the handshake, which settled the incarnations of (source, destination).
@@ -56,33 +58,38 @@ class DestinationLink:
 
     async def _on_piece(self, message: pb.Piece) -> pb.LinkReply | None:
         header = PieceHeader.from_pb(message)
+        ticket = header.ticket
         payload = await self._payloads.receive(header, message)
-        reception = self._expected.get(header.ticket.transfer_id)  # looked up now: it may have closed meanwhile
+        if not self._is_of_this_link(ticket):
+            return self._refuse(ticket, self._foreign(ticket))
+        reception = self._expected.get(ticket.transfer_id)  # looked up now: it may have closed meanwhile
         try:
-            self._require_own_pair(header.ticket)
             is_accepted = reception is not None and reception.accept(self, header, payload)
         except PieceRefused as refused:
-            return self._refuse(header.ticket, refused)
+            self._stats.transfers_failed += 1
+            return self._refuse(ticket, refused)
         if is_accepted:
             self._stats.pieces += 1
             self._stats.bytes += header.num_bytes
             return None
         self._stats.stale_pieces += 1
-        return self._stop(header.ticket)
+        return self._stop(ticket)
 
     def _on_commit(self, message: pb.Commit) -> pb.LinkReply:
         ticket = Ticket.from_pb(message.ticket)
         manifest = Manifest(message.num_pieces, message.num_bytes, message.checksum)
-        reception = self._expected.get(ticket.transfer_id)
+        if not self._is_of_this_link(ticket):
+            return self._refuse(ticket, self._foreign(ticket))
         self._stopped.discard(ticket)
+        reception = self._expected.get(ticket.transfer_id)
+        was_committed = reception is not None and reception.is_committed
         try:
-            self._require_own_pair(ticket)
-            was_committed = reception is not None and reception.is_committed
             is_accepted = reception is not None and reception.commit(self, ticket, manifest, message.first_token)
         except PieceRefused as refused:
+            self._stats.transfers_failed += 1
             return self._refuse(ticket, refused)
         if not is_accepted:
-            return _verdict(ticket, TransferAborted("the destination does not wait for this attempt"))
+            return _verdict(ticket, TransferAborted(NOT_AWAITED))
         self._stats.transfers_committed += not was_committed
         return _verdict(ticket, None)
 
@@ -92,18 +99,19 @@ class DestinationLink:
         if reception is not None:
             reception.abort(self, ticket)
 
-    def _require_own_pair(self, ticket: Ticket) -> None:
-        named = (ticket.source_incarnation, ticket.destination_incarnation)
-        if named != self._incarnations:
-            raise PieceRefused(Reason.IDENTITY, f"the link joins {self._incarnations}, the ticket {named}")
+    def _is_of_this_link(self, ticket: Ticket) -> bool:
+        return (ticket.source_incarnation, ticket.destination_incarnation) == self._incarnations
+
+    def _foreign(self, ticket: Ticket) -> PieceRefused:
+        return PieceRefused(Reason.IDENTITY, f"the link joins {self._incarnations}, not the two ends of {ticket}")
 
     def _refuse(self, ticket: Ticket, refused: PieceRefused) -> pb.LinkReply:
         """The verdict does not wait for the commit: the source stops sending at once."""
         logger.warning("transfer %s attempt %d refused: %s", ticket.transfer_id.hex(), ticket.attempt, refused)
-        self._stats.transfers_failed += 1
         rejected = self._stats.pieces_rejected
         rejected[refused.reason] = rejected.get(refused.reason, 0) + 1
-        self._stopped.add(ticket)
+        if self._is_of_this_link(ticket):  # nobody would answer for another one
+            self._stopped.add(ticket)
         return _verdict(ticket, refused)
 
     def _stop(self, ticket: Ticket) -> pb.LinkReply | None:
@@ -111,9 +119,7 @@ class DestinationLink:
         if ticket in self._stopped:
             return None
         self._stopped.add(ticket)
-        return pb.LinkReply(
-            ended=pb.TransferEnded(ticket=ticket.to_pb(), reason="the destination does not wait for this attempt")
-        )
+        return pb.LinkReply(ended=pb.TransferEnded(ticket=ticket.to_pb(), reason=NOT_AWAITED))
 
 
 def _verdict(ticket: Ticket, error: TransferError | None) -> pb.LinkReply:

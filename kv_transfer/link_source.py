@@ -146,13 +146,16 @@ class SourceLink:
 
     async def _write_frames(self) -> None:
         while True:
-            match await self.frames.get():
-                case _PieceFrame(transfer, piece, computed) if not transfer.is_over:
-                    await self._write_piece(transfer, piece, computed)
-                case _CommitFrame(transfer, first_token) if not transfer.is_over:
-                    await self._stream.write(pb.LinkRequest(commit=_commit_message(transfer, first_token)))
-                case _AbortFrame(ticket):
-                    await self._stream.write(pb.LinkRequest(abort=pb.AbortTransfer(ticket=ticket.to_pb())))
+            await self._write(await self.frames.get())
+
+    async def _write(self, frame: _Frame) -> None:
+        match frame:
+            case _PieceFrame(transfer, piece, computed) if not transfer.is_over:
+                await self._write_piece(transfer, piece, computed)
+            case _CommitFrame(transfer, first_token) if not transfer.is_over:
+                await self._stream.write(pb.LinkRequest(commit=_commit_message(transfer, first_token)))
+            case _AbortFrame(ticket):
+                await self._stream.write(pb.LinkRequest(abort=pb.AbortTransfer(ticket=ticket.to_pb())))
 
     async def _write_piece(self, transfer: LinkedTransfer, piece: KVPiece, computed: torch.cuda.Event | None) -> None:
         if computed is not None:

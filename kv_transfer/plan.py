@@ -15,7 +15,7 @@ from math import ceil
 
 from common.kv_layout import KVLayout
 
-# Bounds the time that hashing or copying one piece can hold an event loop: about half a millisecond.
+# Bounds the time that hashing or copying one piece can hold an event loop: about a millisecond.
 MAX_PLANNED_BYTES = 4 * 1024 * 1024
 
 

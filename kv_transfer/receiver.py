@@ -68,12 +68,13 @@ class LinkReceiver:
         return reception
 
     async def close(self) -> None:
-        self._is_closed = True
-        for reception in list(self._expected.values()):
-            reception.close()
         ended = list(self._links.values())
-        for link in self._links:
-            link.reschedule(0)
+        if not self._is_closed:
+            self._is_closed = True
+            for reception in list(self._expected.values()):
+                reception.close()
+            for link in self._links:
+                link.reschedule(0)
         for event in ended:
             await event.wait()
 

@@ -75,7 +75,7 @@ class RequestPipeline:
             raise
         finally:
             if not timeline.is_ended:
-                timeline.enter(State.CANCELLED)
+                timeline.enter(State.FINISHED if request.ended_by_stop_string else State.CANCELLED)
             self._metrics.record(request, error)
 
     async def _try_until_answered(self, request: Request, emit: Emit) -> None:
@@ -199,8 +199,7 @@ class RequestPipeline:
             event = await decode.next()
             await has_first_token.wait()
             if event.HasField("started"):
-                timeline.enter(State.DECODING)
-                timeline.enter_stage(Stage.DECODE_WAIT)
+                timeline.enter(State.DECODING, Stage.DECODE_WAIT)
                 continue
             delta = _delta(event.token)
             timeline.enter_stage(Stage.DECODE)

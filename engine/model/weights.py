@@ -62,7 +62,7 @@ def load_model(path: Path, dtype: torch.dtype, device: torch.device) -> LoadedMo
     checkpoint = open_checkpoint(path)
     config = checkpoint.config
     # Shapes before memory: a wrong config must fail by name, not by an allocation of its size.
-    placed = [(placement, checkpoint.tensor(placement.name)) for placement in _checked(checkpoint, path)]
+    placed = list(_placed(checkpoint, path))
     model = Llama(config, dtype, device)
     parameters = dict(model.named_parameters())
     digest = hashlib.sha256(repr(config).encode())
@@ -128,15 +128,15 @@ def sample_windows(num_bytes: int, num_windows: int = 16, window: int = 256) -> 
     return [(i * (num_bytes - window) // (num_windows - 1), window) for i in range(num_windows)]
 
 
-def _checked(checkpoint: Checkpoint, path: Path) -> Iterator[Placement]:
+def _placed(checkpoint: Checkpoint, path: Path) -> Iterator[tuple[Placement, StoredTensor]]:
     for placement in placements(checkpoint.config):
-        shape = checkpoint.tensor(placement.name).shape
-        if shape != placement.shape:
+        stored = checkpoint.tensor(placement.name)
+        if stored.shape != placement.shape:
             raise ModelError(
-                f"{path}: tensor {placement.name} has shape {list(shape)} where its config asks for "
+                f"{path}: tensor {placement.name} has shape {list(stored.shape)} where its config asks for "
                 f"{list(placement.shape)}; the file and its config do not belong together"
             )
-        yield placement
+        yield placement, stored
 
 
 def _require_finite(weight: Tensor, name: str) -> None:

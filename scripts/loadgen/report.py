@@ -30,6 +30,7 @@ COUNTS = (
     ("output tokens", "total_output_tokens"),
 )
 LAG_WORTH_A_NOTE_MS = 50.0
+EVENT_SURPLUS_WORTH_A_NOTE = 0.01  # a few tokens print nothing, or print together with the next
 
 
 def single_report(label: str, summary: Summary) -> RenderableType:
@@ -123,7 +124,7 @@ def _errors(label: str, summary: Summary) -> list[RenderableType]:
 
 def _notes(label: str, summary: Summary) -> list[Text]:
     notes = []
-    if summary.num_token_events and summary.num_token_events != summary.total_output_tokens:
+    if summary.num_token_events and abs(summary.tokens_per_event - 1) > EVENT_SURPLUS_WORTH_A_NOTE:
         notes.append(
             f"{summary.total_output_tokens:,} tokens came in {summary.num_token_events:,} events"
             f" ({summary.tokens_per_event:.2f} a piece): ITL is the gap between events, not tokens"

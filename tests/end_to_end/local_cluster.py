@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,10 +88,12 @@ async def local_cluster(
     decode: int = 1,
     colocated: int = 0,
     new_sender: SenderFactory = make_sender,
-    **sections: dict[str, Any],
+    sections: Mapping[str, Mapping[str, Any]] | None = None,
+    pool: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[LocalCluster]:
-    """`sections` are merged over a small float32 configuration, e.g. transfer={"transport": "torch_dist"}."""
-    config = _config(model, sections)
+    """`sections` are merged over a small float32 configuration, e.g. {"transfer": {"transport": "torch_dist"}}, and
+    `pool` over every pool's."""
+    config = _config(model, pool or {}, sections or {})
     async with AsyncExitStack() as stack:
         router = await RouterServer.start(config)
         stack.push_async_callback(router.stop)
@@ -125,8 +127,8 @@ async def wait_until(condition: Callable[[], Any], timeout_s: float, what: str) 
         await asyncio.sleep(0.02)
 
 
-def _config(model: Path | str, sections: dict[str, dict[str, Any]]) -> ServeConfig:
-    pool = {"num_threads": 1, "kv_cache_gib": 0.02, "block_size": 16}
+def _config(model: Path | str, pool: Mapping[str, Any], sections: Mapping[str, Mapping[str, Any]]) -> ServeConfig:
+    pool = {"num_threads": 1, "kv_cache_gib": 0.02, "block_size": 16, **pool}
     tree: dict[str, dict[str, Any]] = {
         "model": {"source": str(model), "name": "tiny", "dtype": "float32"},
         "router": {"http_port": 0, "grpc_port": 0, "control_port": 0},

@@ -8,7 +8,6 @@ import pytest
 
 from tests.end_to_end.local_cluster import local_cluster
 
-
 HELLO = list(b"hello")
 
 
@@ -39,7 +38,7 @@ async def test_prompts_around_block_and_chunk_edges_answer_like_the_colocated_en
 ) -> None:
     prompts = [[(7 * n + i) % 250 for i in range(n)] for n in (1, 2, 15, 16, 17, 31, 32, 33, 511, 512, 513, 1100)]
     async with (
-        local_cluster(tiny_model, transfer={"transport": transport}) as pair,
+        local_cluster(tiny_model, sections={"transfer": {"transport": transport}}) as pair,
         local_cluster(tiny_model, prefill=0, decode=0, colocated=1) as alone,
     ):
         for prompt in prompts:

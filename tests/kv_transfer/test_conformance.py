@@ -472,13 +472,7 @@ async def test_closing_leaves_no_task_thread_or_descriptor_behind(wire: Wire) ->
     with pytest.raises(TransferAborted):
         await transfer.commit(1, TIMEOUT_S)
     landing.reception.close()
-    try:
-        await until(lambda: Held.now() == before, f"{before} again")
-    finally:
-        print(before, Held.now(), [t.get_name() + str(t.get_coro()) for t in asyncio.all_tasks()])
-        import os
-
-        os.system(f"ls -l /proc/{os.getpid()}/fd; ss -tnp | grep {os.getpid()}")
+    await until(lambda: Held.now() == before, f"{before} again")
     with pytest.raises(PeerLost, match="closed"):
         await sender.open(wire.receiver.destination, ticket)
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import pytest
 import uvicorn
+from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
-from starlette.types import ASGIApp
 
 from common.config import DEFAULT_MODEL
 from common.errors import ServingError
@@ -116,8 +116,15 @@ def frontend(pipeline: ReplayPipeline, limits: FixedLimits, tokenizer: Tokenizer
 
 
 @pytest.fixture
-async def served(frontend: Frontend, pipeline: ReplayPipeline, limits: FixedLimits) -> AsyncIterator[Served]:
-    async with running(create_app(frontend, CollectorRegistry())) as url:
+def app(frontend: Frontend) -> FastAPI:
+    return create_app(frontend, CollectorRegistry())
+
+
+@pytest.fixture
+async def served(
+    app: FastAPI, frontend: Frontend, pipeline: ReplayPipeline, limits: FixedLimits
+) -> AsyncIterator[Served]:
+    async with running(app) as url:
         yield Served(url, pipeline, limits, frontend)
 
 
@@ -128,7 +135,7 @@ def soon() -> Callable[[Awaitable[object]], Awaitable[object]]:
 
 
 @asynccontextmanager
-async def running(app: ASGIApp) -> AsyncIterator[str]:
+async def running(app: FastAPI) -> AsyncIterator[str]:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()  # clients that come before the server has started wait in its backlog

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from fastapi import FastAPI
 
 from common.errors import QueueFull, WorkerLost, WorkerUnavailable
 from common.sampling import FinishReason
@@ -306,7 +307,7 @@ async def test_the_openai_client_raises_its_typed_exceptions(client: openai.Asyn
         ("/v1/completions", {"prompt": [[1], [2]]}, "prompt", "several prompts"),
         ("/v1/completions", {"prompt": [0, 50000]}, "prompt", "token id 50000 at index 1"),
         ("/v1/completions", {"prompt": "\ud800"}, "prompt", "prompt: .*not valid Unicode"),
-        ("/v1/completions", {"\ud800": 1}, "\ud800", "unknown field"),
+        ("/v1/completions", {"stop": "\ud800" * 2, "model": "\ud800"}, "model", "is not served here"),
         ("/v1/completions", {"max_tokens": -1}, "max_tokens", "max_tokens is -1"),
         ("/v1/completions", {"max_tokens": "5"}, "max_tokens", "max_tokens: Input should be a valid integer"),
         ("/v1/completions", {"max_tokens": True}, "max_tokens", "max_tokens: Input should be a valid integer"),
@@ -338,18 +339,19 @@ async def test_the_openai_client_raises_its_typed_exceptions(client: openai.Asyn
         ("/v1/chat/completions", {"response_format": {"type": "json_object"}}, "response_format", "not supported"),
     ],
 )  # fmt: skip
-async def test_a_mistake_is_a_400_that_names_the_field(
-    served: Any, http: httpx.AsyncClient, path: str, change: dict[str, Any], param: str, message: str
+async def test_a_mistake_is_a_typed_error_that_names_the_field(
+    app: FastAPI, pipeline: Any, path: str, change: dict[str, Any], param: str, message: str
 ) -> None:
     body = (HELLO if path == "/v1/completions" else CHAT) | change
-    response = await http.post(path, content=json.dumps(body), headers={"Content-Type": "application/json"})
-    assert response.status_code == 400
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://router") as http:
+        response = await http.post(path, content=json.dumps(body), headers={"Content-Type": "application/json"})
+    assert response.status_code == (404 if "model" in change else 400)
     error = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert (error["type"], error["param"]) == ("invalid_request_error", param)
     with pytest.raises(ValueError, match=message):
         raise ValueError(error["message"])
-    assert served.pipeline.requests == []
+    assert pipeline.requests == []
 
 
 @pytest.mark.parametrize(

@@ -98,8 +98,8 @@ async def test_a_closed_loop_stops_sending_when_its_duration_is_over() -> None:
     workload = Workload(ClosedLoop(2), LengthRange(1, 1), duration_s=0.1)
     start_s = clock()
     records = await records_of(workload, ScriptedTarget(answer_soon))
-    assert 2 <= len(records) <= 22
-    assert all(record.is_completed and record.sent_s < start_s + 0.15 for record in records)
+    assert 2 <= len(records) <= 30
+    assert all(record.is_completed and record.sent_s < start_s + 1.0 for record in records)
 
 
 async def test_the_view_tells_counts_rate_and_latencies() -> None:

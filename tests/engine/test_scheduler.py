@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from common.errors import NoFreeBlocks
+from common.sampling import SamplingParams
+from engine.block_manager import BlockManager
+from engine.scheduler import Scheduler
+from engine.sequence import Sequence
+
+
+def sequence(num_tokens: int, max_tokens: int = 8) -> Sequence:
+    return Sequence(list(range(num_tokens)), SamplingParams(max_tokens=max_tokens))
+
+
+def new_scheduler(num_blocks: int = 16, block_size: int = 4, budget: int = 16, max_num_seqs: int = 8) -> Scheduler:
+    return Scheduler(BlockManager(num_blocks, block_size), budget, max_num_seqs)
+
+
+def run_step(scheduler: Scheduler) -> dict[Sequence, int]:
+    """What a step does to the sequences, without a model: computed tokens move, complete ones gain a token."""
+    parts = scheduler.schedule()
+    for part in parts:
+        is_sampled = part.is_sampled
+        part.sequence.num_computed_tokens = part.end
+        if is_sampled:
+            part.sequence.token_ids.append(0)
+            if part.sequence.num_output_tokens >= part.sequence.sampling.max_tokens:
+                scheduler.remove(part.sequence)
+    return {part.sequence: part.num_scheduled_tokens for part in parts}
+
+
+def test_a_long_prompt_is_computed_in_chunks_of_the_budget() -> None:
+    scheduler = new_scheduler(budget=16)
+    prompt = sequence(40)
+    scheduler.add(prompt)
+    assert [run_step(scheduler)[prompt] for _ in range(4)] == [16, 16, 8, 1]
+
+
+def test_decode_tokens_come_before_prefill_chunks_in_one_step() -> None:
+    scheduler = new_scheduler(budget=16)
+    running, prompt = sequence(4), sequence(40)
+    scheduler.add(running)
+    run_step(scheduler)
+    scheduler.add(prompt)
+    parts = scheduler.schedule()
+    assert [(part.sequence, part.num_scheduled_tokens) for part in parts] == [(running, 1), (prompt, 15)]
+
+
+def test_the_newest_sequence_is_preempted_when_blocks_run_out_and_all_finish() -> None:
+    scheduler = new_scheduler(num_blocks=7, block_size=4)
+    old, new = sequence(8, max_tokens=12), sequence(8, max_tokens=12)
+    for each in (old, new):
+        scheduler.add(each)
+    for _ in range(100):
+        run_step(scheduler)
+        if not scheduler.has_work:
+            break
+    assert scheduler.num_preemptions > 0
+    assert old.num_output_tokens == new.num_output_tokens == 12
+    assert scheduler.blocks.num_free == 7
+
+
+def test_a_reservation_is_refused_when_it_would_take_a_running_sequences_next_block() -> None:
+    scheduler = new_scheduler(num_blocks=5, block_size=4)
+    scheduler.add(sequence(7))  # two blocks now, and it may need a third
+    run_step(scheduler)
+    scheduler.reserve(sequence(7))
+    with pytest.raises(NoFreeBlocks, match="1 of 5 are free"):
+        scheduler.reserve(sequence(3))
+
+
+def test_a_reservation_is_refused_while_a_preempted_sequence_waits_for_those_blocks() -> None:
+    scheduler = new_scheduler(num_blocks=4, block_size=4)
+    scheduler.reserve(sequence(7))
+    waiting = sequence(11)
+    scheduler.add(waiting)
+    assert run_step(scheduler) == {}
+    with pytest.raises(NoFreeBlocks):
+        scheduler.reserve(sequence(3))
+
+
+def test_an_activated_sequence_runs_at_the_next_step_and_computes_one_token() -> None:
+    scheduler = new_scheduler()
+    scheduler.add(sequence(40))
+    held = sequence(8)
+    scheduler.reserve(held)
+    assert held not in run_step(scheduler)
+    held.num_computed_tokens = 8
+    held.token_ids.append(1)
+    scheduler.activate(held)
+    assert run_step(scheduler)[held] == 1
+
+
+class AnyHistory(RuleBasedStateMachine):
+    """After any sequence of events: free + used = total, nothing is in two places, the budget holds, work moves on."""
+
+    @initialize(num_blocks=st.integers(4, 14), budget=st.integers(1, 24), max_num_seqs=st.integers(1, 5))
+    def start(self, num_blocks: int, budget: int, max_num_seqs: int) -> None:
+        self.scheduler = new_scheduler(num_blocks, 4, budget, max_num_seqs)
+        self.budget, self.max_num_seqs = budget, max_num_seqs
+        self.capacity = num_blocks * 4
+        self.live: list[Sequence] = []
+
+    @rule(num_tokens=st.integers(1, 40), max_tokens=st.integers(1, 20))
+    def add(self, num_tokens: int, max_tokens: int) -> None:
+        if num_tokens + max_tokens <= self.capacity:
+            self.live.append(sequence(num_tokens, max_tokens))
+            self.scheduler.add(self.live[-1])
+
+    @rule(num_tokens=st.integers(1, 40))
+    def reserve(self, num_tokens: int) -> None:
+        held = sequence(num_tokens, 4)
+        if num_tokens + 4 > self.capacity:
+            return
+        try:
+            self.scheduler.reserve(held)
+        except NoFreeBlocks:
+            assert held.block_table == []
+            return
+        self.live.append(held)
+
+    @rule(pick=st.randoms(use_true_random=False))
+    def activate(self, pick: object) -> None:
+        for held in [s for s in self.live if s in self.scheduler.reserved][:1]:
+            held.num_computed_tokens = held.num_tokens
+            held.token_ids.append(0)
+            self.scheduler.activate(held)
+
+    @rule(index=st.integers(0, 100))
+    def abort(self, index: int) -> None:
+        if self.live:
+            self.scheduler.remove(self.live.pop(index % len(self.live)))
+
+    @rule()
+    def step(self) -> None:
+        parts = run_step(self.scheduler)
+        assert sum(parts.values()) <= self.budget
+        assert len(parts) <= self.max_num_seqs
+
+    @invariant()
+    def every_block_has_one_owner(self) -> None:
+        if hasattr(self, "scheduler"):
+            owned = [block for each in self.live for block in each.block_table]
+            assert len(owned) == len(set(owned))
+            assert len(owned) + self.scheduler.blocks.num_free == self.scheduler.blocks.num_blocks
+
+    def teardown(self) -> None:
+        """Whatever happened, with the reservations gone all the rest finishes."""
+        if not hasattr(self, "scheduler"):
+            return
+        for held in list(self.scheduler.reserved):
+            self.scheduler.remove(held)
+        for _ in range(3000):
+            if not self.scheduler.has_work:
+                break
+            run_step(self.scheduler)
+        assert not self.scheduler.has_work
+        assert self.scheduler.blocks.num_free == self.scheduler.blocks.num_blocks
+
+
+AnyHistory.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestAnyHistory = AnyHistory.TestCase

@@ -1,0 +1,81 @@
+"""The plan: every chunk is tiled exactly, by pieces of useful size, as early as its layers allow."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.kv_layout import KVLayout
+from kv_transfer.plan import MAX_PLANNED_BYTES, LayerGroups, PieceRange
+
+layouts = st.builds(
+    KVLayout,
+    model_fingerprint=st.just("any"),
+    num_layers=st.integers(1, 40),
+    num_kv_heads=st.integers(1, 16),
+    head_dim=st.sampled_from([8, 64, 128, 1024]),
+    dtype=st.sampled_from(["float32", "bfloat16"]),
+    rope=st.just("any"),
+)
+groups = st.builds(LayerGroups, layouts, num_tokens=st.integers(0, 3000), piece_bytes=st.integers(1, 2**24))
+
+
+def num_bytes(plan: LayerGroups, piece: PieceRange) -> int:
+    area = (piece.layer_end - piece.layer_start) * (piece.token_end - piece.token_start)
+    return area * plan.layout.token_layer_bytes
+
+
+def by_layer(plan: LayerGroups) -> list[list[PieceRange]]:
+    return [plan.ready_after(layer) for layer in range(plan.layout.num_layers)]
+
+
+@given(groups)
+def test_the_pieces_of_a_chunk_tile_it_and_leave_with_their_last_layer(plan: LayerGroups) -> None:
+    next_layer = 0
+    for layer, pieces in enumerate(by_layer(plan)):
+        if not pieces:
+            continue
+        assert {(piece.layer_start, piece.layer_end) for piece in pieces} == {(next_layer, layer + 1)}
+        assert pieces[0].token_start == 0
+        assert pieces[-1].token_end == plan.num_tokens
+        assert all(left.token_end == right.token_start for left, right in pairwise(pieces))
+        assert all(piece.token_start < piece.token_end for piece in pieces)
+        next_layer = layer + 1
+    assert next_layer == (plan.layout.num_layers if plan.num_tokens else 0)
+
+
+@given(groups)
+def test_a_piece_reaches_the_aim_unless_the_layers_run_out(plan: LayerGroups) -> None:
+    aim = min(plan.piece_bytes, MAX_PLANNED_BYTES // 2)
+    for pieces in by_layer(plan):
+        if pieces and pieces[0].layer_end < plan.layout.num_layers:
+            assert sum(num_bytes(plan, piece) for piece in pieces) >= aim
+            assert len(pieces) == 1 or min(num_bytes(plan, piece) for piece in pieces) >= MAX_PLANNED_BYTES // 4
+
+
+@given(groups)
+def test_no_piece_exceeds_the_bound_and_no_group_waits_longer_than_it_must(plan: LayerGroups) -> None:
+    for pieces in by_layer(plan):
+        for piece in pieces:
+            assert num_bytes(plan, piece) <= MAX_PLANNED_BYTES
+            layers = piece.layer_end - piece.layer_start
+            one_less = (layers - 1) * plan.num_tokens * plan.layout.token_layer_bytes
+            assert layers == 1 or one_less < plan.piece_bytes
+
+
+def test_a_long_chunk_goes_layer_by_layer_and_a_short_one_in_groups() -> None:
+    layout = KVLayout("llama", num_layers=7, num_kv_heads=8, head_dim=128, dtype="bfloat16", rope="any")
+    long = LayerGroups(layout, num_tokens=1024, piece_bytes=256 * 1024)
+    short = LayerGroups(layout, num_tokens=22, piece_bytes=256 * 1024)
+    assert by_layer(long) == [[PieceRange(layer, layer + 1, 0, 1024)] for layer in range(7)]
+    assert by_layer(short) == [
+        [],
+        [],
+        [PieceRange(0, 3, 0, 22)],
+        [],
+        [],
+        [PieceRange(3, 6, 0, 22)],
+        [PieceRange(6, 7, 0, 22)],
+    ]

@@ -1,0 +1,123 @@
+"""What only a payload channel beside the control stream can get wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from common.errors import PeerLost, TransferAborted
+from kv_transfer.grpc_stream import GrpcLinkStream
+from kv_transfer.link import Endpoint, PackedPayload, Rendezvous
+from kv_transfer.sender import LinkSender
+from kv_transfer.torch_dist import TorchDistSource
+from kv_transfer.torch_pair import DESTINATION, SOURCE, Pair, host_store, join_store, make_pair
+from kv_transfer.transport import KVPiece
+from tests.kv_transfer.wires import CPU, NewWire, until
+
+
+class SilentSource:
+    """Announces payloads and keeps them."""
+
+    def __init__(self) -> None:
+        self._inner = TorchDistSource(CPU)
+
+    async def connect(self, rendezvous: Rendezvous) -> None:
+        await self._inner.connect(rendezvous)
+
+    async def pack(self, flat: Tensor) -> PackedPayload:
+        return await self._inner.pack(flat)
+
+    async def push(self, flat: Tensor) -> None:
+        pass
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+
+def pair_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("kv-pair")]
+
+
+@pytest.mark.parametrize("closing_end", ["source", "destination"])
+async def test_a_receive_that_waits_for_a_payload_is_woken_by_closing(closing_end: str, new_wire: NewWire) -> None:
+    wire = await new_wire("torch_dist")
+    endpoint = Endpoint("torch_dist", "gloo", wire.layout, wire.source_incarnation)
+    sender = LinkSender(endpoint, GrpcLinkStream, SilentSource)
+    _, ticket = wire.expect(num_tokens=8)
+    transfer = await sender.open(wire.receiver.destination, ticket)
+    assert len(pair_threads()) == 2
+    transfer.send(KVPiece(0, 0, wire.new_data(8)))
+    committing = asyncio.create_task(transfer.commit(1, timeout_s=20))
+    await until(lambda: sender.stats.pieces == 1, "the header written")
+    await (sender.close() if closing_end == "source" else wire.receiver.close())
+    with pytest.raises((PeerLost, TransferAborted)):
+        await committing
+    await until(lambda: not pair_threads(), "both threads gone", timeout_s=3.0)
+    await sender.close()
+
+
+async def test_a_source_that_never_meets_its_pair_does_not_hold_the_destination(new_wire: NewWire) -> None:
+    wire = await new_wire("torch_dist")
+
+    class Absent(SilentSource):
+        async def connect(self, rendezvous: Rendezvous) -> None:
+            raise PeerLost("cannot reach the store")
+
+    endpoint = Endpoint("torch_dist", "gloo", wire.layout, wire.source_incarnation)
+    sender = LinkSender(endpoint, GrpcLinkStream, Absent)
+    _, ticket = wire.expect(num_tokens=8)
+    with pytest.raises(PeerLost, match="cannot reach the store"):
+        await sender.open(wire.receiver.destination, ticket)
+    await wire.receiver.close()
+    await sender.close()
+
+
+def test_a_pair_moves_bytes_and_a_timeout_kills_it_on_both_sides() -> None:
+    pairs = make_pairs()
+    sent = torch.arange(256, dtype=torch.uint8)
+    received = torch.zeros(256, dtype=torch.uint8)
+    sending = threading.Thread(target=pairs[SOURCE].send, args=(sent, 5.0))
+    sending.start()
+    pairs[DESTINATION].receive(received, 5.0)
+    sending.join()
+    assert torch.equal(sent, received)
+    with pytest.raises(RuntimeError):
+        pairs[DESTINATION].receive(received, 0.01)
+    with pytest.raises(RuntimeError):
+        pairs[SOURCE].receive(received, 5.0)
+    for pair in pairs.values():
+        pair.let_go()
+
+
+def test_the_store_listens_on_the_given_address_alone() -> None:
+    store, address = host_store("localhost", 5.0)
+    assert address.startswith("127.0.0.1:")
+    joined, own_address = join_store(address, 5.0)
+    joined.set("key", "value")
+    assert store.get("key") == b"value"
+    assert own_address == "127.0.0.1"
+    with open("/proc/net/tcp", encoding="ascii") as sockets:
+        port = f"{int(address.rpartition(':')[2]):04X}"
+        listening = [line.split()[1] for line in sockets if line.split()[3] == "0A"]
+    assert [local for local in listening if local.endswith(f":{port}")] == [f"0100007F:{port}"]
+
+
+def make_pairs() -> dict[int, Pair]:
+    store, address = host_store("127.0.0.1", 5.0)
+    joined, _ = join_store(address, 5.0)
+    pairs: dict[int, Pair] = {}
+
+    def meet(rank: int) -> None:
+        pairs[rank] = make_pair({DESTINATION: store, SOURCE: joined}[rank], rank, "127.0.0.1", CPU, 5.0)
+
+    threads = [threading.Thread(target=partial(meet, rank)) for rank in (DESTINATION, SOURCE)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return pairs
