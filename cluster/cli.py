@@ -24,7 +24,7 @@ def main(argv: list[str] | None = None) -> int:
     """Exit codes: 0 done or stopped on request, 1 it does not serve, 2 the command or the config is wrong."""
     arguments = _parser().parse_args(argv)
     signal.signal(signal.SIGTERM, _exit_on_signal)  # until the event loop takes over
-    console = Console()
+    console = Console(file=sys.stdout)  # this very stream, whatever a library makes of sys.stdout later
     try:
         if arguments.command == "status":
             return asyncio.run(status.show_status(_router_address(arguments), console))
@@ -108,7 +108,7 @@ def _exit_on_signal(number: int, _frame: FrameType | None) -> None:
 
 
 def _complain(error: Exception) -> None:
-    print(f"pdserve: {error}", file=sys.stderr)
+    print("pdserve:", " ".join(str(error).split()), file=sys.stderr)  # one line, also of what came with line breaks
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ async def chat(grpc_address: str, prompt: str, max_tokens: int, console: Console
                 console.print(last.text, end="", highlight=False, markup=False, soft_wrap=True)
     console.print("\n")
     console.print(timeline(last.timings))
-    console.print(summary(last), highlight=False)
+    console.print(summary(last), highlight=False, markup=False, soft_wrap=True)
 
 
 def timeline(timings: pb.Timings) -> RenderableType:

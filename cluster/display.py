@@ -6,6 +6,8 @@ import time
 from types import TracebackType
 
 from rich.console import Console
+from rich.live import Live
+from rich.spinner import Spinner
 
 from cluster.plan import Plan
 from cluster.supervisor import MemberDied, MemberEvent
@@ -21,7 +23,8 @@ class Display:
     def __init__(self, console: Console) -> None:
         self.console = console
         self._start_s = time.monotonic()
-        self._moving_line = console.status("")
+        self._doing = "starting"
+        self._moving_line = Live(Spinner("dots", self), console=console, transient=True, redirect_stdout=False)
         self._incarnations: dict[str, str] = {}  # of the workers that have been announced
 
     def __enter__(self) -> Display:
@@ -33,8 +36,12 @@ class Display:
     ) -> None:
         self._moving_line.stop()
 
+    def __rich__(self) -> str:
+        """The moving line, as rich asks for it several times a second."""
+        return f"{self._doing} ({self._elapsed_s:.0f} s)"
+
     def doing(self, text: str) -> None:
-        self._moving_line.update(f"{text} ({self._elapsed_s:.0f} s)")
+        self._doing = text
 
     def settled(self, text: str) -> None:
         # soft_wrap: a folded command line cannot be pasted

@@ -67,9 +67,10 @@ async def _start(order: MemberOrder) -> Service:
 def _on_this_node(config: ServeConfig, role: Role) -> ServeConfig:
     from ray.util import get_node_ip_address
 
+    address: str = get_node_ip_address()  # type: ignore[no-untyped-call]
     pool = config.pool(role)
     threads = pool.num_threads or available_cores()  # Ray would leave torch a single one
-    here = pool.model_copy(update={"host": get_node_ip_address(), "num_threads": threads})
+    here = pool.model_copy(update={"host": address, "num_threads": threads})
     return config.model_copy(update={str(role): here})
 
 

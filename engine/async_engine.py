@@ -15,7 +15,7 @@ import torch
 
 from common.kv_layout import KVLayout
 from engine.engine import Engine, EngineLimits, EngineLoad, StepObserver
-from engine.loop import EngineLoop
+from engine.loop import EngineLoop, EngineStopped
 from engine.sequence import SampledToken, ScheduledSequence, Sequence
 
 logger = logging.getLogger(__name__)
@@ -138,5 +138,6 @@ async def _events(queue: asyncio.Queue[Started | SampledToken]) -> AsyncIterator
 
 
 def _log_error(future: Future[object]) -> None:
-    if not future.cancelled() and (error := future.exception()) is not None:
+    error = None if future.cancelled() else future.exception()
+    if error is not None and not isinstance(error, EngineStopped):
         logger.error("a posted engine command failed", exc_info=error)

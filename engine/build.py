@@ -35,7 +35,7 @@ def build_engine(config: EngineConfig) -> Engine:
     start_s = time.monotonic()
     loaded = load_model(config.model_path, dtype, device)
     kv_cache = KVCache(_kv_cache_shape(config, loaded.config, dtype, device), dtype, device)
-    attention = select_attention(config.attention, device)
+    attention = select_attention(config.attention, device, dtype)
     shape = kv_cache.shape
     capacity = shape.num_blocks * shape.block_size
     description = EngineDescription(

@@ -16,6 +16,10 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
+class EngineStopped(RuntimeError):
+    """The command came after the engine's end."""
+
+
 class EngineLoop:
     """Runs commands between steps, steps while there is work, sleeps otherwise.
 
@@ -29,19 +33,23 @@ class EngineLoop:
         self._on_crash = on_crash
         self._commands: queue.SimpleQueue[tuple[Callable[[Engine], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._crash: BaseException | None = None
+        self._is_stopped = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def submit(self, command: Callable[[Engine], T]) -> Future[T]:
-        """Run `command(engine)` between two steps, after everything submitted before it."""
+        """Run `command(engine)` between two steps, after everything submitted before it. Never waits for ever: once
+        the loop has stopped, commands fail with EngineStopped."""
         future: Future[T] = Future()
         self._commands.put((command, future))
+        if self._is_stopped:
+            self._fail_queued()
         return future
 
     def stop(self, timeout_s: float = 30.0) -> None:
-        """Finish the step in progress, then end the thread. Commands still queued are cancelled."""
+        """Finish the step in progress, then end the thread. Commands still queued fail with EngineStopped."""
         self._commands.put(None)
         self._thread.join(timeout_s)
 
@@ -54,7 +62,8 @@ class EngineLoop:
                     logger.exception("the engine's step failed; this worker cannot go on")
                     self._crash = error
                     self._on_crash(error)
-        self._cancel_queued()
+        self._is_stopped = True
+        self._fail_queued()
 
     def _run_commands(self) -> bool:
         """Run what is queued, waiting for the first command while there is nothing to step. False: stop."""
@@ -80,11 +89,11 @@ class EngineLoop:
         except Exception as error:  # handed to whoever submitted the command
             future.set_exception(error)
 
-    def _cancel_queued(self) -> None:
+    def _fail_queued(self) -> None:
         while True:
             try:
                 item = self._commands.get_nowait()
             except queue.Empty:
                 return
-            if item is not None:
-                item[1].cancel()
+            if item is not None and item[1].set_running_or_notify_cancel():
+                item[1].set_exception(EngineStopped("the engine has stopped"))

@@ -77,7 +77,10 @@ class PayloadSource(Protocol):
         """Hash [num_bytes] uint8, on any device."""
 
     async def push(self, flat: Tensor) -> None:
-        """Send what does not travel inline. The piece's header has been written. Raises: PeerLost."""
+        """Send what does not travel inline, in the order of the calls; may return before it is sent.
+
+        The piece's header has been written. Raises: PeerLost, for this payload or an earlier one.
+        """
 
     async def close(self) -> None:
         """Safe to call twice."""

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
@@ -25,6 +27,7 @@ from kv_transfer.wire import MAX_PIECE_BYTES, PieceHeader, checksum_of
 
 CONNECT_TIMEOUT_S = 5.0
 PAYLOAD_TIMEOUT_S = 10.0  # one piece; longer than this, the peer is frozen
+MAX_PUSHES = 4
 
 Result = TypeVar("Result")
 
@@ -37,6 +40,7 @@ class TorchDistSource:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._thread = PairThread()
+        self._pushes: deque[asyncio.Task[None]] = deque()
 
     async def connect(self, rendezvous: Rendezvous) -> None:
         await self._thread.run(partial(self._join, rendezvous))
@@ -46,10 +50,18 @@ class TorchDistSource:
         return PackedPayload(checksum_of(on_cpu))
 
     async def push(self, flat: Tensor) -> None:
-        await self._thread.run(lambda: self._thread.pair.send(flat, PAYLOAD_TIMEOUT_S))
+        """Several payloads are under way, or each would pay for two thread switches and a round of the event loop."""
+        if len(self._pushes) == MAX_PUSHES:
+            await self._pushes.popleft()
+        send = partial(self._thread.pair.send, flat, PAYLOAD_TIMEOUT_S)
+        self._pushes.append(asyncio.create_task(self._thread.run(send), name="kv-push"))
 
     async def close(self) -> None:
+        """A push that failed has killed the pair on both sides, so the link's reader knows already."""
         self._thread.close()
+        while self._pushes:
+            with suppress(PeerLost):
+                await self._pushes.popleft()
 
     def _join(self, rendezvous: Rendezvous) -> None:
         self._thread.store, own_address = join_store(rendezvous.store_address, CONNECT_TIMEOUT_S)

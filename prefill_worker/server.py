@@ -8,7 +8,6 @@ from dataclasses import asdict
 
 import grpc
 import torch
-from kv_transfer.factory import make_sender
 
 from common.config import Role, ServeConfig
 from common.identity import new_incarnation
@@ -19,6 +18,7 @@ from common.pb import serving_pb2_grpc as pb_grpc
 from common.worker_server import StatusSource, WorkerServer
 from engine.async_engine import AsyncEngine
 from engine.build import build_engine
+from kv_transfer.factory import make_sender
 from kv_transfer.transport import KVSender
 from prefill_worker.kv_push import KVPush
 from prefill_worker.service import PrefillService

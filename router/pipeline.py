@@ -93,7 +93,8 @@ class RequestPipeline:
                 await self._attempt(request, emitted, emit_once)
                 return
             except RETRIED as error:
-                if request.attempts >= self._max_attempts:
+                nothing_can_serve = request.timeline.state is State.QUEUED
+                if nothing_can_serve or request.attempts >= self._max_attempts:
                     raise
                 logger.warning("%s: attempt %d failed: %s", request.request_id, request.attempts, error.message)
                 self._metrics.retries.labels(type(error).__name__).inc()

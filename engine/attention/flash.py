@@ -27,23 +27,13 @@ class FlashAttention:
     def __call__(
         self, query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata, scale: float
     ) -> Tensor:
-        _check(query, key_cache)
+        _require_fit(query, key_cache)
         if flash_attn_varlen_func is None:
-            return _torch_varlen(query, key_cache, value_cache, metadata, scale)
-        return _flash_varlen(query, key_cache, value_cache, metadata, scale)
+            return torch_varlen(query, key_cache, value_cache, metadata, scale)
+        return flash_varlen(query, key_cache, value_cache, metadata, scale)
 
 
-def _check(query: Tensor, key_cache: Tensor) -> None:
-    if query.dtype not in (torch.bfloat16, torch.float16):
-        raise ConfigError(f"attention backend 'flash' computes in bfloat16 or float16, not {query.dtype}")
-    if key_cache.shape[1] % BLOCK_SIZE_MULTIPLE:
-        raise ConfigError(
-            f"attention backend 'flash' needs a block_size that is a multiple of {BLOCK_SIZE_MULTIPLE}, "
-            f"not {key_cache.shape[1]}"
-        )
-
-
-def _flash_varlen(
+def flash_varlen(
     query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata, scale: float
 ) -> Tensor:
     # flash-attn takes key lengths as running sums even where a block table says where the keys are.
@@ -63,7 +53,7 @@ def _flash_varlen(
     return out
 
 
-def _torch_varlen(
+def torch_varlen(
     query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata, scale: float
 ) -> Tensor:
     out = varlen_attn(
@@ -82,3 +72,13 @@ def _torch_varlen(
     )
     assert isinstance(out, Tensor)
     return out
+
+
+def _require_fit(query: Tensor, key_cache: Tensor) -> None:
+    if query.dtype not in (torch.bfloat16, torch.float16):
+        raise ConfigError(f"attention backend 'flash' computes in bfloat16 or float16, not {query.dtype}")
+    if key_cache.shape[1] % BLOCK_SIZE_MULTIPLE:
+        raise ConfigError(
+            f"attention backend 'flash' needs a block_size that is a multiple of {BLOCK_SIZE_MULTIPLE}, "
+            f"not {key_cache.shape[1]}"
+        )

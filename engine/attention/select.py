@@ -19,10 +19,18 @@ BACKENDS: dict[str, Callable[[torch.device], AttentionBackend]] = {
 }
 
 
-def select_attention(name: str, device: torch.device) -> AttentionBackend:
-    """Raises: ConfigError when there is no such backend or it does not run on this device."""
+def select_attention(name: str, device: torch.device, dtype: torch.dtype) -> AttentionBackend:
+    """Raises: ConfigError when there is no such backend or it does not run on this device in this dtype."""
     if name == "auto":
-        name = "flash" if device.type == "cuda" else "cpu"
+        name = _best(device, dtype)
+    if name == "flash" and dtype == torch.float32:
+        raise ConfigError("flash attention computes in bfloat16 or float16; set attention: torch_reference for float32")
     if name not in BACKENDS:
         raise ConfigError(f"unknown attention backend {name!r}; it may be auto, {', '.join(BACKENDS)}")
     return BACKENDS[name](device)
+
+
+def _best(device: torch.device, dtype: torch.dtype) -> str:
+    if device.type != "cuda":
+        return "cpu"
+    return "torch_reference" if dtype == torch.float32 else "flash"

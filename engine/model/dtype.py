@@ -10,7 +10,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def resolve_device(name: str) -> torch.device:
-    """ "auto" is CUDA where there is one, else the CPU.
+    """The device of that name; for "auto", CUDA where there is one, else the CPU.
 
     Raises: ConfigError for a device that is unknown or not present.
     """
@@ -28,7 +28,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """ "auto" is bfloat16 where the hardware multiplies it natively, else float32.
+    """The dtype of that name; for "auto", bfloat16 where the hardware multiplies it natively, else float32.
 
     Raises: ConfigError for an unknown name.
     """

@@ -42,7 +42,9 @@ def test_top_k_keeps_the_k_most_likely_tokens() -> None:
 
 
 def test_top_p_keeps_the_smallest_set_that_reaches_it() -> None:
-    assert torch.allclose(draw([0.5, 0.3, 0.15, 0.05], 20_000, top_p=0.6), torch.tensor([0.625, 0.375, 0, 0]), atol=0.015)
+    assert torch.allclose(
+        draw([0.5, 0.3, 0.15, 0.05], 20_000, top_p=0.6), torch.tensor([0.625, 0.375, 0, 0]), atol=0.015
+    )
     assert draw([0.5, 0.3, 0.2], 500, top_p=0.01)[0] == 1
 
 

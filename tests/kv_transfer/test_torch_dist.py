@@ -39,25 +39,26 @@ class SilentSource:
         await self._inner.close()
 
 
-def pair_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("kv-pair")]
+def pair_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("kv-pair")}
 
 
 @pytest.mark.parametrize("closing_end", ["source", "destination"])
 async def test_a_receive_that_waits_for_a_payload_is_woken_by_closing(closing_end: str, new_wire: NewWire) -> None:
     wire = await new_wire("torch_dist")
+    before = pair_threads()
     endpoint = Endpoint("torch_dist", "gloo", wire.layout, wire.source_incarnation)
     sender = LinkSender(endpoint, GrpcLinkStream, SilentSource)
     _, ticket = wire.expect(num_tokens=8)
     transfer = await sender.open(wire.receiver.destination, ticket)
-    assert len(pair_threads()) == 2
+    assert len(pair_threads() - before) == 2
     transfer.send(KVPiece(0, 0, wire.new_data(8)))
     committing = asyncio.create_task(transfer.commit(1, timeout_s=20))
     await until(lambda: sender.stats.pieces == 1, "the header written")
     await (sender.close() if closing_end == "source" else wire.receiver.close())
     with pytest.raises((PeerLost, TransferAborted)):
         await committing
-    await until(lambda: not pair_threads(), "both threads gone", timeout_s=3.0)
+    await until(lambda: not pair_threads() - before, "both threads gone", timeout_s=3.0)
     await sender.close()
 
 

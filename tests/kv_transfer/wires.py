@@ -166,6 +166,10 @@ class Held:
     threads: int
     descriptors: int
 
+    def is_within(self, before: Held) -> bool:
+        """Less is fine: what came earlier may end meanwhile."""
+        return self.tasks <= before.tasks and self.threads <= before.threads and self.descriptors <= before.descriptors
+
     @staticmethod
     def now() -> Held:
         threads = [thread for thread in threading.enumerate() if thread.name.startswith("kv-")]

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from engine.attention.base import AttentionBackend, AttentionMetadata
 from engine.attention.cpu import CpuAttention
-from engine.attention.flash import FlashAttention
+from engine.attention.flash import FlashAttention, torch_varlen
 from engine.attention.torch_reference import TorchReferenceAttention
 
 CPU = torch.device("cpu")
@@ -152,6 +152,13 @@ def test_the_reference_attends_to_no_later_token() -> None:
     after = TorchReferenceAttention()(query, key_cache, value_cache, metadata, 1.0)
     assert torch.equal(before[:6], after[:6])
     assert not torch.equal(before[6], after[6])
+
+
+def test_torch_accepts_our_varlen_call_and_keeps_the_shape() -> None:
+    case = Case([(1, 300), (20, 270)], 256, 2, 3, 64, torch.bfloat16, 4)
+    metadata = metadata_for(case, torch.device("meta"))
+    query, cache = torch.empty(21, 6, 64, device="meta"), torch.empty(8, 256, 2, 64, device="meta")
+    assert torch_varlen(query, cache, cache, metadata, 0.125).shape == (21, 6, 64)
 
 
 @pytest.mark.gpu

@@ -13,24 +13,33 @@ CUDA = torch.device("cuda")  # only a name: selecting needs no device to be pres
 
 
 @pytest.mark.parametrize(
-    ("name", "device", "chosen"),
+    ("name", "device", "dtype", "chosen"),
     [
-        ("auto", CPU, "cpu"),
-        ("auto", CUDA, "flash"),
-        ("cpu", CPU, "cpu"),
-        ("flash", CUDA, "flash"),
-        ("torch_reference", CPU, "torch_reference"),
-        ("torch_reference", CUDA, "torch_reference"),
+        ("auto", CPU, torch.bfloat16, "cpu"),
+        ("auto", CPU, torch.float32, "cpu"),
+        ("auto", CUDA, torch.bfloat16, "flash"),
+        ("auto", CUDA, torch.float32, "torch_reference"),
+        ("cpu", CPU, torch.float32, "cpu"),
+        ("flash", CUDA, torch.float16, "flash"),
+        ("torch_reference", CPU, torch.float32, "torch_reference"),
+        ("torch_reference", CUDA, torch.bfloat16, "torch_reference"),
     ],
 )
-def test_a_backend_is_chosen_by_name_and_device(name: str, device: torch.device, chosen: str) -> None:
-    assert select_attention(name, device).name == chosen
+def test_a_backend_is_chosen_by_name_device_and_dtype(
+    name: str, device: torch.device, dtype: torch.dtype, chosen: str
+) -> None:
+    assert select_attention(name, device, dtype).name == chosen
+
+
+def test_flash_attention_refuses_float32() -> None:
+    with pytest.raises(ConfigError, match="torch_reference for float32"):
+        select_attention("flash", CUDA, torch.float32)
 
 
 @pytest.mark.parametrize(("name", "device"), [("flash", CPU), ("cpu", CUDA), ("flsh", CPU), ("", CPU)])
 def test_an_unknown_or_unfit_backend_is_a_config_error_that_names_it(name: str, device: torch.device) -> None:
     with pytest.raises(ConfigError, match=f"{name!r}"):
-        select_attention(name, device)
+        select_attention(name, device, torch.bfloat16)
 
 
 def test_a_backend_that_cannot_run_on_the_device_cannot_be_made() -> None:

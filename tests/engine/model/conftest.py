@@ -131,7 +131,7 @@ class PagedRun:
         config = self.loaded.config
         shape = KVCacheShape(config.num_layers, self.num_blocks, self.block_size, config.num_kv_heads, config.head_dim)
         self.cache = KVCache(shape, self.loaded.model.dtype, CPU)
-        self._backend = select_attention(self.attention, CPU)
+        self._backend = select_attention(self.attention, CPU, self.loaded.model.dtype)
         self._free = torch.randperm(self.num_blocks, generator=torch.Generator().manual_seed(7)).tolist()
         self._tables: dict[str, list[int]] = {}
 

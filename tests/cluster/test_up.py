@@ -1,0 +1,116 @@
+"""pdserve up, status and demo as a person runs them, on a tiny real model."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import httpx
+import pytest
+from rich.console import Console
+
+from cluster.status import show_status
+from common.config import load_config
+from common.errors import WorkerUnavailable
+from tests.cluster.pdserve_process import is_alive, pdserve, until
+
+
+def is_healthy(url: str) -> bool:
+    return httpx.get(f"{url}/health", timeout=5).status_code == 200
+
+
+def answer(url: str) -> str:
+    body = {"model": "tiny", "prompt": "Hello", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    response = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+    assert response.status_code == 200, response.text
+    text: str = response.json()["choices"][0]["text"]
+    return text
+
+
+async def test_up_serves_until_ctrl_c_and_leaves_nothing(tiny_config: Path, tmp_path: Path) -> None:
+    console = Console(record=True, width=200, file=(tmp_path / "out").open("w"))
+    async with pdserve("up", "--config", str(tiny_config), logs=tmp_path) as up:
+        url = await up.url()
+        assert is_healthy(url)
+        assert answer(url)
+        control_port = load_config(tmp_path / "serve.yaml").router.control_port
+        assert await show_status(f"127.0.0.1:{control_port}", console) == 0
+        members = up.children()
+        assert len(members) == 3
+        assert await up.stop(signal.SIGINT) == 0
+        assert await up.errors() == ""
+    assert not any(is_alive(pid) for pid in members)
+    table = console.export_text()
+    assert "prefill-0" in table
+    assert "decode-0" in table
+    assert "ready, up" in table
+
+
+async def test_a_killed_worker_comes_back_and_the_same_answer_is_served(tiny_config: Path, tmp_path: Path) -> None:
+    async with pdserve("up", "--config", str(tiny_config), logs=tmp_path) as up:
+        url = await up.url()
+        before = answer(url)
+        os.kill(up.child("decode-0"), signal.SIGKILL)
+        await up.line(r"decode-0 died \(killed by SIGKILL\), starting again in 0.5 s")
+        await up.line("decode-0 registered")
+        await until(lambda: is_healthy(url))
+        assert answer(url) == before
+        assert await up.stop(signal.SIGTERM) == 0
+
+
+async def test_workers_find_a_router_that_was_killed_and_came_back(tiny_config: Path, tmp_path: Path) -> None:
+    async with pdserve("up", "--config", str(tiny_config), logs=tmp_path) as up:
+        url = await up.url()
+        router = next(iter(set(up.children()) - {up.child("prefill-0"), up.child("decode-0")}))
+        os.kill(router, signal.SIGKILL)
+        await up.line(r"router died \(killed by SIGKILL\)")
+        await until(lambda: answers(url) and is_healthy(url))
+        assert answer(url)
+        assert await up.stop() == 0
+
+
+async def test_ctrl_c_while_loading_is_a_clean_stop(tiny_config: Path, tmp_path: Path) -> None:
+    async with pdserve("up", "--config", str(tiny_config), logs=tmp_path) as up:
+        await up.line("logs in")
+        await until(lambda: len(up.children()) == 3)
+        members = up.children()
+        assert await up.stop() == 0
+        assert await up.errors() == ""
+    assert not any(is_alive(pid) for pid in members)
+
+
+async def test_nothing_survives_a_kill_of_the_command_itself(tiny_config: Path, tmp_path: Path) -> None:
+    async with pdserve("up", "--config", str(tiny_config), logs=tmp_path) as up:
+        await up.url()
+        members = up.children()
+        assert len(members) == 3
+        up.process.kill()
+        await up.process.wait()
+        await until(lambda: not any(is_alive(pid) for pid in members), timeout_s=5)
+
+
+async def test_the_demo_streams_an_answer_and_draws_its_timeline(tiny_config: Path, tmp_path: Path) -> None:
+    arguments = ("--prompt", "Hi there", "--max-tokens", "12")
+    async with pdserve("demo", "--config", str(tiny_config), *arguments, logs=tmp_path) as demo:
+        await demo.line("> Hi there")
+        await demo.line("stage ")
+        for stage in ("queue", "reserve", "prefill_queue", "prefill"):
+            assert float((await demo.line(f"{stage} ")).split()[1]) >= 0.0
+        await demo.line(r"TTFT \d+ ms, TPOT ")
+        assert (await demo.line(r"\d+ prompt tokens")).endswith("prefill on prefill-0, decode on decode-0")
+        assert await demo.exit_code() == 0
+        assert await demo.errors() == ""
+
+
+async def test_status_says_when_no_router_answers() -> None:
+    with pytest.raises(WorkerUnavailable, match=r"no router answers at 127\.0\.0\.1:9"):
+        await show_status("127.0.0.1:9", Console(quiet=True), timeout_s=2)
+
+
+def answers(url: str) -> bool:
+    try:
+        httpx.get(f"{url}/health", timeout=5)
+    except httpx.TransportError:
+        return False
+    return True

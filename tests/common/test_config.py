@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from common.config import Role, ServeConfig, load_config
+from common.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "serve.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_the_shipped_config_is_valid_and_says_what_the_defaults_are() -> None:
+    assert load_config(ROOT / "serve.yaml") == ServeConfig()
+
+
+def test_an_empty_file_means_the_defaults(tmp_path: Path) -> None:
+    assert load_config(written(tmp_path, "")) == ServeConfig()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model: {sauce: x}", "unknown key `model.sauce`"),
+        ("modell: {}", "unknown key `modell`"),
+        ("router: {http_port: 70000}", "`router.http_port` is 70000"),
+        ("prefill: {replicas: -1}", "`prefill.replicas` is -1"),
+        ("transfer: {transport: pigeon}", "`transfer.transport` is 'pigeon'"),
+        ("decode: {kv_cache_gib: lots}", "`decode.kv_cache_gib` is 'lots'"),
+        ("- a\n- b", "must hold sections"),
+        ("model: [unclosed", "not valid YAML"),
+    ],
+)
+def test_a_mistake_is_named_with_its_file_and_key(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_config(written(tmp_path, text))
+    assert message in str(raised.value)
+    assert "serve.yaml" in str(raised.value)
+
+
+def test_every_mistake_is_named_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model\.sauce.*router\.http_port"):
+        load_config(written(tmp_path, "model: {sauce: x}\nrouter: {http_port: -1}"))
+
+
+def test_a_missing_file_is_a_config_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read"):
+        load_config(tmp_path / "nowhere.yaml")
+
+
+def test_an_engine_gets_its_own_pools_settings() -> None:
+    config = ServeConfig.model_validate(
+        {"model": {"dtype": "float32"}, "decode": {"kv_cache_gib": 0.5, "block_size": 8}}
+    )
+    engine = config.engine(Role.DECODE, Path("m"))
+    assert (engine.kv_cache_bytes, engine.block_size, engine.dtype) == (1 << 29, 8, "float32")
+    assert config.engine(Role.PREFILL, Path("m")).block_size is None
+
+
+@pytest.mark.parametrize(("source", "name"), [("a/b/My.gguf", "My"), ("org/model", "model"), ("folder/", "folder")])
+def test_the_served_name_comes_from_the_source(source: str, name: str) -> None:
+    assert ServeConfig.model_validate({"model": {"source": source}}).model.served_name == name
