@@ -13,7 +13,6 @@ from torch import Tensor
 
 from common.errors import ModelError
 from engine.model.config import ModelConfig
-from engine.model.gguf_weights import GGUFCheckpoint
 from engine.model.llama import Llama
 from engine.model.safetensors_weights import SafetensorsCheckpoint
 
@@ -81,6 +80,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
     if path.is_dir():
         return SafetensorsCheckpoint(path)
     if path.suffix == ".gguf":
+        from engine.model.gguf_weights import GGUFCheckpoint  # the gguf library is needed for nothing else
+
         return GGUFCheckpoint(path)
     raise ModelError(f"{path} is neither a Hugging Face folder nor a .gguf file")
 

@@ -1,0 +1,69 @@
+"""Joining a running Ray cluster whose nodes advertise roles: three nodes, here on one machine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.cluster.pdserve_process import pdserve
+
+RAY_SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+CLUSTER = """
+    import sys
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "temp_dir": sys.argv[1]})
+    for role in ("prefill", "decode"):
+        cluster.add_node(num_cpus=1, resources={role: 1})
+    cluster.wait_for_nodes()
+    print("address", cluster.address, flush=True)
+    sys.stdin.read()
+    cluster.shutdown()
+"""
+
+
+@pytest.fixture
+def ray_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a head, a prefill node and a decode node. Owned by a process of its own, for Ray keeps globals."""
+    for key, value in RAY_SETTINGS.items():
+        monkeypatch.setenv(key, value)
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as scratch:
+        command = [sys.executable, "-c", textwrap.dedent(CLUSTER), scratch]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        owner = subprocess.Popen(command, text=True, **pipes)
+        try:
+            assert owner.stdout is not None
+            address = next(line.split()[1] for line in owner.stdout if line.startswith("address "))
+            yield address
+        finally:
+            owner.communicate("", timeout=60)
+
+
+@pytest.mark.slow
+async def test_workers_run_on_the_nodes_of_their_role(ray_cluster: str, tiny_config: Path, tmp_path: Path) -> None:
+    arguments = ("up", "--address", ray_cluster, "--config", str(tiny_config))
+    async with pdserve(*arguments, logs=tmp_path) as up:
+        url = await up.url()
+        async with httpx.AsyncClient(timeout=60) as client:
+            body = {"model": "tiny", "prompt": "Hello", "max_tokens": 4}
+            response = await client.post(f"{url}/v1/completions", json=body)
+        assert response.status_code == 200, response.text
+        assert await up.stop() == 0
+        assert await up.errors() == ""
+
+
+@pytest.mark.slow
+async def test_an_address_without_a_cluster_is_a_clear_error(tiny_config: Path, tmp_path: Path) -> None:
+    arguments = ("up", "--address", "127.0.0.1:9", "--config", str(tiny_config))
+    async with pdserve(*arguments, logs=tmp_path) as up:
+        errors = await up.errors()
+        assert await up.exit_code() == 2
+    assert errors.startswith("pdserve: cannot start or join Ray: ")
+    assert errors.count("\n") == 1
