@@ -1,0 +1,184 @@
+"""The queue: order, room, bounds, and that every place is given back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import pytest
+
+from common.errors import QueueFull, WorkerLost
+from common.pb import serving_pb2 as pb
+from common.sampling import SamplingParams
+from router.admission import PREFILL_QUEUE_TOKENS, Admission, Placement
+from router.policy import least_loaded
+from router.registry import Registry, Worker
+from router.request import Request
+
+ROLES = {"prefill": pb.ROLE_PREFILL, "decode": pb.ROLE_DECODE, "colocated": pb.ROLE_COLOCATED}
+
+
+class Pool:
+    """A registry with workers that nobody calls, and an admission in front of them."""
+
+    def __init__(self, max_queued: int = 10) -> None:
+        self.registry = Registry()
+        self.admission = Admission(self.registry, least_loaded, least_loaded, max_queued)
+        self.workers: list[Worker] = []
+
+    def join(self, name: str, max_num_seqs: int = 1, free_blocks: int = 1000) -> Worker:
+        hello = pb.WorkerHello(
+            worker_id=name,
+            role=ROLES[name.partition("-")[0]],
+            incarnation="i",
+            address="127.0.0.1:1",
+            max_num_seqs=max_num_seqs,
+            kv_capacity_tokens=16000,
+            max_model_len=1600,
+        )
+        worker = Worker(hello)
+        worker.load = pb.WorkerLoad(free_blocks=free_blocks, total_blocks=1000)
+        self.workers.append(worker)
+        self.registry.join(worker)
+        return worker
+
+
+@pytest.fixture
+async def pool() -> AsyncIterator[Pool]:
+    made = Pool()
+    yield made
+    for worker in made.workers:
+        assert worker.num_assigned == worker.assigned_tokens == 0
+        await worker.close_when_idle()
+    assert made.admission.num_queued == made.admission.num_placed == 0
+
+
+def request(num_tokens: int = 10) -> Request:
+    return Request("r", [1] * num_tokens, SamplingParams(max_tokens=4), deadline_s=time.monotonic() + 60)
+
+
+async def test_a_request_is_placed_at_once_when_a_pair_has_room(pool: Pool) -> None:
+    prefill, decode = pool.join("prefill-0"), pool.join("decode-0")
+    async with pool.admission.place(request(), is_retry=False) as placement:
+        assert (placement.prefill, placement.decode) == (prefill, decode)
+        assert (prefill.num_assigned, decode.assigned_tokens) == (1, 10)
+        async with pool.admission.prefilling(placement):
+            assert prefill.num_assigned == 1
+        assert prefill.num_assigned == 0
+        assert decode.num_assigned == 1
+
+
+async def test_requests_are_placed_in_the_order_they_came(pool: Pool) -> None:
+    pool.join("prefill-0")
+    pool.join("decode-0", max_num_seqs=1)
+    order: list[int] = []
+    gates = [asyncio.Event() for _ in range(4)]
+
+    async def one(index: int) -> None:
+        async with pool.admission.place(request(), is_retry=False) as placement:
+            async with pool.admission.prefilling(placement):
+                order.append(index)
+            await gates[index].wait()
+
+    tasks = [asyncio.create_task(one(index)) for index in range(4)]
+    for index, gate in enumerate(gates):
+        while len(order) <= index:
+            await asyncio.sleep(0)
+        gate.set()
+    await asyncio.gather(*tasks)
+    assert order == [0, 1, 2, 3]
+
+
+async def test_one_that_leaves_the_queue_is_passed_over(pool: Pool) -> None:
+    pool.join("prefill-0")
+    pool.join("decode-0", max_num_seqs=1)
+    first = AsyncExitStack()
+    await first.enter_async_context(pool.admission.place(request(), is_retry=False))
+    leaving = asyncio.create_task(_placed(pool))
+    staying = asyncio.create_task(_placed(pool))
+    while pool.admission.num_queued < 2:
+        await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.wait({leaving})
+    assert pool.admission.num_queued == 1
+    await first.aclose()
+    await asyncio.wait_for(staying, 5)
+
+
+async def test_a_full_queue_refuses_at_once() -> None:
+    pool = Pool(max_queued=1)
+    pool.join("prefill-0")
+    pool.join("decode-0", max_num_seqs=1)
+    async with pool.admission.place(request(), is_retry=False):
+        waiting = asyncio.create_task(_placed(pool))
+        while not pool.admission.num_queued:
+            await asyncio.sleep(0)
+        with pytest.raises(QueueFull):
+            await _placed(pool)
+    await waiting
+
+
+async def test_a_new_request_is_refused_at_once_when_nothing_can_serve_it(pool: Pool) -> None:
+    pool.join("decode-0")
+    with pytest.raises(WorkerLost, match="no prefill worker"):
+        await _placed(pool)
+
+
+async def test_a_retried_request_waits_for_a_worker_to_come_back(pool: Pool) -> None:
+    pool.join("decode-0")
+    waiting = asyncio.create_task(_placed(pool, is_retry=True))
+    while not pool.admission.num_queued:
+        await asyncio.sleep(0)
+    pool.join("prefill-0")
+    assert (await asyncio.wait_for(waiting, 5)).decode.worker_id == "decode-0"
+
+
+async def test_prompts_wait_in_the_router_once_a_prefill_worker_has_enough(pool: Pool) -> None:
+    pool.join("prefill-0")
+    pool.join("decode-0", max_num_seqs=10)
+    async with pool.admission.place(request(PREFILL_QUEUE_TOKENS), is_retry=False) as first:
+        waiting = asyncio.create_task(_placed(pool))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert pool.admission.num_queued == 1
+        async with pool.admission.prefilling(first):
+            pass
+        await asyncio.wait_for(waiting, 5)
+
+
+async def test_a_decode_worker_without_blocks_is_not_chosen(pool: Pool) -> None:
+    pool.join("prefill-0")
+    busy, roomy = pool.join("decode-0", 10, free_blocks=2), pool.join("decode-1", 10)
+    busy.num_assigned = 1  # somebody's blocks: an idle worker is always tried
+    for _ in range(20):
+        assert (await _placed(pool, num_tokens=100)).decode is roomy
+    busy.num_assigned = 0
+
+
+async def test_colocated_workers_serve_when_there_is_no_pair(pool: Pool) -> None:
+    alone = pool.join("colocated-0")
+    async with pool.admission.place(request(), is_retry=False) as placement:
+        assert placement.prefill is None
+        assert placement.decode is alone
+
+
+async def test_a_replacement_is_another_prefill_worker_or_nobody(pool: Pool) -> None:
+    pool.join("prefill-0")
+    pool.join("decode-0")
+    async with pool.admission.place(request(), is_retry=False) as placement:
+        async with pool.admission.prefilling(placement):
+            pass
+        with pytest.raises(WorkerLost):
+            pool.admission.replace_prefill(request(), placement)
+        other = pool.join("prefill-1")
+        replaced = pool.admission.replace_prefill(request(), placement)
+        assert (replaced.prefill, replaced.decode) == (other, placement.decode)
+        async with pool.admission.prefilling(replaced):
+            assert other.num_assigned == 1
+
+
+async def _placed(pool: Pool, *, is_retry: bool = False, num_tokens: int = 10) -> Placement:
+    async with pool.admission.place(request(num_tokens), is_retry=is_retry) as placement:
+        return placement
