@@ -180,7 +180,7 @@ async def until(condition: Callable[[], bool], what: str, timeout_s: float = 5.0
     """Wait for a condition that other tasks or threads bring about, bounded."""
     try:
         async with asyncio.timeout(timeout_s):
-            while not condition():  # noqa: ASYNC110  what it looks at lives outside this event loop
+            while not condition():
                 await asyncio.sleep(0.002)
     except TimeoutError:
         pytest.fail(f"not within {timeout_s} s: {what}")
