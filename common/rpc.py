@@ -35,6 +35,8 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.use_local_subchannel_pool", 1),
 ]
 SERVER_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.keepalive_time_ms", 1000),  # the router, too, must notice a frozen worker whose membership is its stream
+    ("grpc.keepalive_timeout_ms", 1000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 300),
     ("grpc.http2.min_ping_interval_without_data_ms", 300),
     ("grpc.keepalive_permit_without_calls", 1),

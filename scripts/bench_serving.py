@@ -1,11 +1,11 @@
 """The figures of a whole system on this machine: the prefill/decode pair over each transport, beside colocated.
 
-python scripts/bench_serving.py                                        about seven minutes on two cores
+python scripts/bench_serving.py                                        about nine minutes on two cores
 python scripts/bench_serving.py --config serve.yaml --repeats 5 --json result.json
 python scripts/bench_serving.py --modes pair --transports torch_dist
 
 It starts and stops every system itself, on free loopback ports. Run it on an idle machine: it shares the cores with
-what it measures. Figures are medians; docs/performance.md says what each one is.
+what it measures. Figures are medians; servingbench/figures.py says what each one is.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"bench_serving: {error}", file=sys.stderr)
         status = EXIT_FAILED
     if status == 0 and len(figures) < len(configurations):
-        print("bench_serving: interrupted; this is what was measured", file=sys.stderr)
+        print("bench_serving: interrupted; this is what was measured before", file=sys.stderr)
         status = EXIT_INTERRUPTED
     _report(config, options, [figure for each in figures.values() for figure in each])
     return status
@@ -76,7 +76,7 @@ def _report(config: ServeConfig, options: argparse.Namespace, figures: Sequence[
     console = Console()
     if not console.is_terminal:
         console.width = max(console.width, MIN_WIDTH)
-    title = f"{config.model.served_name}, {available_cores()} cores, medians of {options.repeats} passes"
+    title = f"{config.model.served_name}, {available_cores()} cores, {options.repeats} passes"
     console.print(report_table(figures, title))
     if options.json is not None:
         options.json.write_text(json.dumps(figures_json(figures), indent=2) + "\n", encoding="utf-8")

@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import count, pairwise
 from statistics import median
 from typing import Any
 
@@ -47,20 +47,17 @@ class Client:
         self._inference = inference
         self._prefill = prefill  # None: colocated
         self._vocab_size = vocab_size
+        self._seeds = count(1)
 
     @property
     def is_pair(self) -> bool:
         return self._prefill is not None
 
-    def prompts(self, count: int, num_tokens: int, seed: int) -> list[list[int]]:
-        """Random token ids; another seed gives prompts that share no prefix with these."""
-        workload = Workload(
-            ClosedLoop(1),
-            LengthRange(num_tokens, num_tokens),
-            vocab_size=self._vocab_size,
-            num_requests=count,
-            seed=seed,
-        )
+    def prompts(self, num_prompts: int, num_tokens: int) -> list[list[int]]:
+        """Random token ids that share no prefix with any prompt before: the same ones for every system."""
+        lengths = LengthRange(num_tokens, num_tokens)
+        seed = next(self._seeds)
+        workload = Workload(ClosedLoop(1), lengths, vocab_size=self._vocab_size, num_requests=num_prompts, seed=seed)
         return [list(request.prompt) for request in plan(workload) if not isinstance(request.prompt, str)]
 
     async def ask(self, prompt: list[int], num_tokens: int) -> Answer:

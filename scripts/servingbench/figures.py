@@ -1,4 +1,17 @@
-"""From the samples of one configuration to its figures: medians, each with a name that stays the same."""
+"""From the samples of one configuration to its figures: medians, each with a name that stays the same.
+
+| metric | what it is |
+|---|---|
+| time_to_ready | the processes are started → the router says that they can serve |
+| ttft | request at the router → first token there; one request, nothing else running |
+| prefill_rate | prompt tokens / ttft |
+| decode_step | the gap between tokens at the client, from the second on; one request |
+| exposed_handoff | the gap between the first and the second token at the client, less a decode step |
+| transfer | first token at the router → KV verified and the sequence scheduled on the decode worker |
+| decode_wait | scheduled there → its first token at the router: one decode step, and what is lost around it |
+| transfer_size | KV that the prefill worker sent |
+| tpot | (end-to-end − ttft) / (output tokens − 1), of each of several simultaneous streams |
+"""
 
 from __future__ import annotations
 
@@ -91,19 +104,16 @@ def _prompt_medians(passes: Sequence[Pass]) -> Iterator[Median]:
 
 
 def _handoff_medians(at: str, samples: Sequence[PromptSample]) -> Iterator[Median]:
-    """The exposed handoff is what the client waits for the second token longer than for any later one.
-
-    The step it is compared with is at the same prompt length, as a step's time grows with what it attends to.
-    """
+    """A handoff is compared with the decode steps of its own request: a step grows with the prompt it attends to."""
     handoffs = [sample.handoff for sample in samples if sample.handoff is not None]
     if not handoffs:
         return
-    step_s = median(sample.decode_step_s for sample in samples)
+    exposed_s = median(sample.first_gap_s - sample.decode_step_s for sample in samples)
     parts: tuple[tuple[str, Callable[[HandoffSample], float]], ...] = (
         ("transfer", lambda handoff: handoff.transfer_s),
         ("decode_wait", lambda handoff: handoff.decode_wait_s),
     )
-    yield "exposed_handoff", at, (median(sample.first_gap_s for sample in samples) - step_s) * 1e3, "ms"
+    yield "exposed_handoff", at, exposed_s * 1e3, "ms"
     for metric, seconds in parts:
         yield metric, at, median(map(seconds, handoffs)) * 1e3, "ms"
     yield "transfer_size", at, float(median(handoff.num_bytes for handoff in handoffs)), "bytes"
@@ -112,4 +122,5 @@ def _handoff_medians(at: str, samples: Sequence[PromptSample]) -> Iterator[Media
 def _stream_medians(passes: Sequence[Pass]) -> Iterator[Median]:
     for num_streams in passes[0].tpot_s:
         of_every_stream = [tpot_s for each in passes for tpot_s in each.tpot_s[num_streams]]
-        yield "tpot", f"{num_streams}_streams", median(of_every_stream) * 1e3, "ms"
+        at = "1_stream" if num_streams == 1 else f"{num_streams}_streams"
+        yield "tpot", at, median(of_every_stream) * 1e3, "ms"

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from cluster.plan import Plan, available_cores
 from common.config import ServeConfig
-from common.errors import ServingError
-from servingbench.client import Client, connected
+from servingbench.client import BenchFailed, Client, connected
 from servingbench.figures import Figure, Pass, PromptSample, figures_of
 from servingbench.system import Configuration, plan_for, run_system, until_ready
 
@@ -42,51 +41,61 @@ class Bench:
         passes: list[Pass] = []
         num_starts = min(self.repeats, MAX_STARTS)
         for start in range(1, num_starts + 1):
+            num_passes = self.repeats if start == num_starts else 0
             plan = plan_for(configuration, self.config, available_cores())
-            is_last = start == num_starts
             with TemporaryDirectory(prefix="pdserve-bench-") as folder:
-                work = self._work(configuration, plan, ready_s, passes if is_last else None)
-                await run_system(plan, Path(folder), work)
+                life = await run_system(plan, Path(folder), self._one_life(configuration.name, plan, num_passes))
+            ready_s.append(life.ready_s)
+            passes += life.passes
         return figures_of(configuration.name, ready_s, passes)
 
-    async def _work(
-        self, configuration: Configuration, plan: Plan, ready_s: list[float], passes: list[Pass] | None
-    ) -> None:
-        """`passes` None: only wait until it is ready."""
+    async def _one_life(self, name: str, plan: Plan, num_passes: int) -> _Life:
         start_s = time.monotonic()
         try:
             workers = await until_ready(plan, READY_TIMEOUT_S)
         except TimeoutError as error:
-            raise ServingError(f"{configuration.name} was not ready within {READY_TIMEOUT_S:.0f} s") from error
-        ready_s.append(time.monotonic() - start_s)
-        self.say(f"{configuration.name}: ready in {ready_s[-1]:.1f} s")
-        if passes is None:
-            return
+            raise BenchFailed(f"{name} was not ready within {READY_TIMEOUT_S:.0f} s") from error
+        life = _Life(time.monotonic() - start_s)
+        self.say(f"{name}: ready in {life.ready_s:.1f} s")
+        if num_passes == 0:
+            return life
         async with connected(plan.grpc_address, workers) as client:
-            await one_pass(client, seed=0)
-            self.say(f"{configuration.name}: warmed up")
-            for number in range(1, self.repeats + 1):
-                passes.append(await one_pass(client, seed=number))
-                self.say(f"{configuration.name}: pass {number} of {self.repeats}")
+            await one_pass(client)  # every shape once: the first one is slower
+            self.say(f"{name}: warmed up")
+            for number in range(1, num_passes + 1):
+                life.passes.append(await one_pass(client))
+                self.say(f"{name}: pass {number} of {num_passes}")
+        return life
 
 
-async def one_pass(client: Client, seed: int) -> Pass:
+@dataclass(frozen=True)
+class _Life:
+    """What one start of the system gave."""
+
+    ready_s: float
+    passes: list[Pass] = field(default_factory=list)
+
+
+async def one_pass(client: Client) -> Pass:
     """Everything once, one thing at a time. Raises: ServingError, BenchFailed."""
-    prompts = {num_tokens: await _prompt_sample(client, num_tokens, seed) for num_tokens in PROMPT_LENGTHS}
-    tpot_s = {num_streams: await _tpot_of_each(client, num_streams, seed) for num_streams in STREAMS}
+    prompts = {num_tokens: await _prompt_sample(client, num_tokens) for num_tokens in PROMPT_LENGTHS}
+    tpot_s = {num_streams: await _tpot_of_each(client, num_streams) for num_streams in STREAMS}
     return Pass(prompts, tpot_s)
 
 
-async def _prompt_sample(client: Client, num_tokens: int, seed: int) -> PromptSample:
-    [prompt] = client.prompts(1, num_tokens, seed)
+async def _prompt_sample(client: Client, num_tokens: int) -> PromptSample:
+    [prompt] = client.prompts(1, num_tokens)
     before = await client.kv_bytes_sent()
     answer = await client.ask(prompt, PROMPT_OUTPUT_TOKENS)
     after = await client.kv_bytes_sent()
     return answer.sample(None if before is None or after is None else after - before)
 
 
-async def _tpot_of_each(client: Client, num_streams: int, seed: int) -> list[float]:
-    prompts = client.prompts(num_streams, STREAM_PROMPT_TOKENS, seed)
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(client.ask(prompt, STREAM_OUTPUT_TOKENS)) for prompt in prompts]
+async def _tpot_of_each(client: Client, num_streams: int) -> list[float]:
+    prompts = client.prompts(num_streams, STREAM_PROMPT_TOKENS)
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(client.ask(prompt, STREAM_OUTPUT_TOKENS)) for prompt in prompts]
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None  # the first one ended the others
     return [task.result().timings.tpot_s for task in tasks]

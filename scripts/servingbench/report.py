@@ -29,12 +29,12 @@ def report_table(figures: Sequence[Figure], title: str) -> Table:
     """A section per metric. Ratios below 1 say that the pair's number is the smaller one."""
     configurations = list(dict.fromkeys(figure.configuration for figure in figures))
     pairs = [name for name in configurations if name != BASELINE] if BASELINE in configurations else []
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False)
     table.add_column("", no_wrap=True)
     for name in configurations:
         table.add_column(name.replace("_", "\n", 1), justify="right", no_wrap=True)
     for name in pairs:
-        table.add_column(f"{name.removeprefix('pair_')}\n÷ {BASELINE}", justify="right", no_wrap=True)
+        table.add_column(f"{name.removeprefix('pair_')} ÷\n{BASELINE}", justify="right", no_wrap=True)
     for metric, heading in SECTIONS.items():
         _add_section(table, [figure for figure in figures if figure.metric == metric], heading, (configurations, pairs))
     return table
@@ -48,12 +48,14 @@ def _add_section(
     choices = list(dict.fromkeys(figure.at for figure in figures))
     for at in choices:
         row = {figure.configuration: figure for figure in figures if figure.at == at}
-        if at == choices[0]:
-            table.add_row(Text(f"{heading}, {_unit(figures[0])}", style="bold"), end_section=not at)
-        label = at.replace("_", " ") or "median of the starts"
+        label = "  " + at.replace("_", " ")
+        if not at:
+            label = f"{heading}, {_unit(figures[0])}"
+        elif at == choices[0]:
+            table.add_row(f"{heading}, {_unit(figures[0])}")
         values = [_value_text(row.get(name)) for name in configurations]
         ratios = [_ratio_text(row.get(name), row.get(BASELINE)) for name in pairs]
-        table.add_row(f"  {label}", *values, *ratios, end_section=at == choices[-1])
+        table.add_row(label, *values, *ratios, end_section=at == choices[-1])
 
 
 def _unit(figure: Figure) -> str:

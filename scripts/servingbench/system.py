@@ -11,7 +11,7 @@ from collections.abc import Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from cluster.host import MemberSpec
 from cluster.plan import LOOPBACK, Overrides, Plan, make_plan, with_free_ports
@@ -20,6 +20,8 @@ from cluster.registry_client import follow_status
 from cluster.supervisor import Backoff, MemberEvent, Supervisor
 from common.config import Role, ServeConfig
 from common.pb import serving_pb2 as pb
+
+T = TypeVar("T")
 
 POLL_S = 0.05
 UNTIL_THE_FIRST_DEATH = Backoff(healthy_s=math.inf, max_early_deaths=1)
@@ -53,7 +55,7 @@ def plan_for(configuration: Configuration, config: ServeConfig, num_cores: int) 
     return with_free_ports(make_plan(pair.model_copy(update={"colocated": colocated}), Overrides(replicas), num_cores))
 
 
-async def run_system(plan: Plan, log_folder: Path, work: Coroutine[Any, Any, None]) -> None:
+async def run_system(plan: Plan, log_folder: Path, work: Coroutine[Any, Any, T]) -> T:
     """Start every member, do `work`, stop every member, whatever happens.
 
     Raises: ConfigError or MemberGivenUp, with its last words, when a member dies; whatever `work` raises.
@@ -65,15 +67,16 @@ async def run_system(plan: Plan, log_folder: Path, work: Coroutine[Any, Any, Non
         return python_command(spec, config_path, plan.control_address)
 
     supervisor = Supervisor(ProcessHost(command, log_folder), _ignore, UNTIL_THE_FIRST_DEATH)
-    tasks = {asyncio.create_task(supervisor.run(plan.specs)), asyncio.create_task(work)}
+    supervising, working = asyncio.create_task(supervisor.run(plan.specs)), asyncio.create_task(work)
     try:
-        finished, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in finished:
-            task.result()
+        await asyncio.wait({supervising, working}, return_when=asyncio.FIRST_COMPLETED)
+        if supervising.done():
+            supervising.result()
+        return await working
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        supervising.cancel()
+        working.cancel()
+        await asyncio.gather(supervising, working, return_exceptions=True)
 
 
 async def until_ready(plan: Plan, timeout_s: float) -> list[pb.WorkerHello]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from functools import partial
 from pathlib import Path
 
@@ -44,6 +45,26 @@ async def test_a_request_survives_the_death_of_its_prefill_worker(tiny_model: Pa
                 answer = await request
         assert list(answer.token_ids) == expected
         assert answer.timings.attempts == 2
+        await cluster.wait_all_free()
+
+
+@pytest.mark.slow
+async def test_a_frozen_prefill_worker_is_given_up_and_another_one_finishes(tiny_model: Path, tmp_path: Path) -> None:
+    """A process that hangs keeps its connections open; only keepalive tells it from a busy one."""
+    expected = await expected_tokens(tiny_model, PROMPT, max_tokens=20, ignore_eos=True)
+    async with local_cluster(tiny_model, prefill=0, sections=SLOW_PREFILL) as cluster:
+        router = cluster.router.control_address
+        async with worker_process("prefill_worker", "prefill-0", cluster.config, router, tmp_path) as frozen:
+            await wait_until(partial(_is_ready, cluster), 30, "the prefill worker has joined")
+            request = asyncio.create_task(cluster.generate(PROMPT, max_tokens=20, ignore_eos=True))
+            await wait_until(partial(_prefills, cluster), 10, "the prompt is being computed")
+            frozen.send_signal(signal.SIGSTOP)
+            async with worker_process("prefill_worker", "prefill-1", cluster.config, router, tmp_path):
+                answer = await request
+                workers = [worker.hello.worker_id for worker in (await cluster.cluster_status()).workers]
+        assert list(answer.token_ids) == expected
+        assert answer.timings.prefill_worker == "prefill-1"
+        assert workers == ["decode-0", "prefill-1"]
         await cluster.wait_all_free()
 
 

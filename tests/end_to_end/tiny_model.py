@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 EOS_ID = 257
 CHAT_TEMPLATE = (
@@ -16,7 +17,7 @@ CHAT_TEMPLATE = (
 
 
 def save_tiny_model(folder: Path, *, seed: int = 0, max_position_embeddings: int = 4096) -> Path:
-    """Vocabulary: 256 bytes, <pad> 256, <eos> 257. Deterministic in `seed`."""
+    """Vocabulary: the 256 bytes by value, <pad> 256, <eos> 257. Deterministic in `seed`."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=258,
@@ -38,8 +39,7 @@ def save_tiny_model(folder: Path, *, seed: int = 0, max_position_embeddings: int
 
 
 def _byte_tokenizer() -> PreTrainedTokenizerFast:
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={symbol: index for index, symbol in enumerate(alphabet)}, merges=[]))
+    tokenizer = Tokenizer(models.BPE(vocab={symbol: byte for byte, symbol in bytes_to_unicode().items()}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken("<pad>", special=True), AddedToken("<eos>", special=True)])
