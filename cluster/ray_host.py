@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import shutil
+import socket
 import tempfile
 from contextlib import ExitStack, redirect_stdout, suppress
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from common.errors import ConfigError
 LOCAL = "local"
 _OBJECT_STORE_BYTES = 128 << 20  # nothing of ours goes through it
 _STOP_TIMEOUT_S = 10.0
+_CONNECT_TIMEOUT_S = 3.0
 
 
 def start_ray(address: str, plan: Plan, logs: Path) -> tuple[Plan, RayHost]:
@@ -35,6 +37,8 @@ def start_ray(address: str, plan: Plan, logs: Path) -> tuple[Plan, RayHost]:
     """
     if address.startswith("ray://"):
         raise ConfigError("--address takes 'auto' or HOST:PORT: run pdserve up on a node of the cluster")
+    if address not in (LOCAL, "auto"):
+        _require_reachable(address)
     with ExitStack() as stack:
         # Ray prints its opinion of every death to our stdout, whatever it is told.
         stack.enter_context(redirect_stdout(stack.enter_context((logs / "ray.log").open("a"))))
@@ -133,6 +137,17 @@ async def _result(reference: Any) -> Any:
     return await reference
 
 
+def _require_reachable(address: str) -> None:
+    """Ray itself would try for many minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError(f"--address takes 'auto' or HOST:PORT, not {address!r}")
+    try:
+        socket.create_connection((host, int(port)), _CONNECT_TIMEOUT_S).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"no Ray cluster answers at {address}: {error}") from error
+
+
 def _local_ray(plan: Plan, stack: ExitStack) -> Any:
     scratch = Path(tempfile.mkdtemp(prefix="pdserve-", dir="/tmp"))  # short: Ray puts unix sockets below it
     stack.callback(shutil.rmtree, scratch, ignore_errors=True)
@@ -156,6 +171,6 @@ def _init_ray(auth_mode: str, **options: Any) -> Any:
 
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+    except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
         raise ConfigError(f"cannot start or join Ray: {str(error).strip().splitlines()[0]}") from error
     return ray
