@@ -148,11 +148,10 @@ class ModelError(ConfigError):
 
 
 def error_types() -> dict[str, type[ServingError]]:
-    """Every ServingError by class name: how an error is named when it crosses a process boundary."""
-    found: dict[str, type[ServingError]] = {}
-    pending: list[type[ServingError]] = [ServingError]
-    while pending:
-        kind = pending.pop()
-        found[kind.__name__] = kind
-        pending.extend(kind.__subclasses__())
-    return found
+    """Every ServingError of this module by class name: how an error is named when it crosses a process boundary."""
+    return {name: kind for name, kind in globals().items() if isinstance(kind, type) and issubclass(kind, ServingError)}
+
+
+def wire_name(error: ServingError) -> str:
+    """The name of the nearest class that the other side knows too."""
+    return next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in error_types())

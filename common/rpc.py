@@ -16,6 +16,7 @@ from common.errors import (
     ServingError,
     WorkerLost,
     error_types,
+    wire_name,
 )
 
 ERROR_KEY = "pdserve-error"  # trailing metadata: the class name in common/errors.py
@@ -26,6 +27,7 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.keepalive_time_ms", 1000),
     ("grpc.keepalive_timeout_ms", 1000),
+    ("grpc.http2.ping_timeout_ms", 1000),  # a frozen process still acknowledges TCP; its default is a minute
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -37,6 +39,7 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
 SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.keepalive_time_ms", 1000),  # the router, too, must notice a frozen worker whose membership is its stream
     ("grpc.keepalive_timeout_ms", 1000),
+    ("grpc.http2.ping_timeout_ms", 1000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 300),
     ("grpc.http2.min_ping_interval_without_data_ms", 300),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -95,7 +98,7 @@ def to_serving_error(error: grpc.aio.AioRpcError, peer: str) -> ServingError:
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: ServingError) -> NoReturn:
     """End a call with a typed error."""
-    metadata = [(ERROR_KEY, type(error).__name__)] + ([(PARAM_KEY, error.param)] if error.param else [])
+    metadata = [(ERROR_KEY, wire_name(error))] + ([(PARAM_KEY, error.param)] if error.param else [])
     await context.abort(grpc.StatusCode[error.grpc_status], error.message, tuple(metadata))
     raise AssertionError("context.abort returned")
 

@@ -178,9 +178,9 @@ class Engine:
 
     def load(self) -> EngineLoad:
         scheduler = self._scheduler
-        pending = (*scheduler.waiting, *scheduler.running)
+        pending = (*scheduler.waiting, *scheduler.activated, *scheduler.running)
         return EngineLoad(
-            num_waiting=len(scheduler.waiting),
+            num_waiting=len(scheduler.waiting) + len(scheduler.activated),
             num_running=len(scheduler.running),
             num_reserved=len(scheduler.reserved),
             uncached_tokens=sum(s.num_uncomputed_tokens for s in pending if s.num_uncomputed_tokens > 1),

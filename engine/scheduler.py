@@ -13,12 +13,13 @@ from engine.sequence import ScheduledSequence, Sequence
 class Scheduler:
     """Phase-free: it only moves `num_computed_tokens` towards `num_tokens`.
 
-        add ──▶ waiting ──▶ running ──▶ (finished)        blocks for the whole prompt and one more token on entry
-                   ▲           │
-                   └─preempt───┘                           newest first; blocks freed, recomputed later
-        reserve ─▶ reserved ─activate─▶ waiting (front)    blocks held from the start; KV arrives from elsewhere
+        add ──▶ waiting ──▶ running ──▶ (finished)        blocks for all its tokens and one more on entry
+                   ▲           │  ▲
+                   └──preempt──┘  │                        newest first; blocks freed, recomputed later
+        reserve ─▶ reserved ─▶ activated                   blocks held from the start; KV arrives from elsewhere
 
-    Running sequences never wait for a block that a waiting one holds, so the oldest always moves on: no livelock.
+    No livelock: whoever holds blocks (running, activated) is served before whoever waits for them (waiting), so the
+    oldest holder always moves on and gives its blocks back. Reservations end with the streams that hold them.
     """
 
     def __init__(self, blocks: BlockManager, max_num_batched_tokens: int, max_num_seqs: int) -> None:
@@ -26,13 +27,14 @@ class Scheduler:
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_num_seqs = max_num_seqs
         self.waiting: deque[Sequence] = deque()
+        self.activated: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # oldest first
         self.reserved: set[Sequence] = set()
         self.num_preemptions = 0
 
     @property
     def has_work(self) -> bool:
-        return bool(self.waiting or self.running)
+        return bool(self.waiting or self.activated or self.running)
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
@@ -54,7 +56,7 @@ class Scheduler:
     def activate(self, sequence: Sequence) -> None:
         """A reserved sequence's KV is complete: let it run at the next step."""
         self.reserved.remove(sequence)
-        self.waiting.appendleft(sequence)
+        self.activated.append(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence wherever it is and free its blocks. An unknown one is ignored."""
@@ -62,6 +64,8 @@ class Scheduler:
             self.running.remove(sequence)
         elif sequence in self.reserved:
             self.reserved.remove(sequence)
+        elif sequence in self.activated:
+            self.activated.remove(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
         self.blocks.free(sequence.block_table)
@@ -100,10 +104,12 @@ class Scheduler:
 
     def _admit(self) -> None:
         """First come, first served, while the front fits whole and every running sequence keeps its next block."""
+        while self.activated and len(self.running) < self._max_num_seqs:
+            self.running.append(self.activated.popleft())
         while self.waiting and len(self.running) < self._max_num_seqs:
             sequence = self.waiting[0]
             missing = self.blocks.num_missing(sequence.block_table, sequence.num_tokens + 1)
-            if missing and missing > self.blocks.num_free - len(self.running):
+            if missing > self.blocks.num_free - len(self.running):
                 break
             self.blocks.grow(sequence.block_table, sequence.num_tokens + 1)
             self.running.append(self.waiting.popleft())
@@ -113,6 +119,6 @@ class Scheduler:
         yield from (sequence for sequence in self.running if sequence.num_uncomputed_tokens > 1)
 
     def _num_spare_blocks(self) -> int:
-        """Free blocks that neither a running sequence's next token nor a waiting sequence's prompt will need."""
+        """Free blocks that neither a holder's next token nor a waiting sequence's prompt will need."""
         kept_for_waiting = sum(self.blocks.num_missing(s.block_table, s.num_tokens + 1) for s in self.waiting)
-        return self.blocks.num_free - len(self.running) - kept_for_waiting
+        return self.blocks.num_free - len(self.running) - len(self.activated) - kept_for_waiting

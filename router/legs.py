@@ -13,7 +13,6 @@ import grpc
 from common.errors import ServingError, WorkerLost
 from common.pb import kv_transfer_pb2 as kv_pb
 from common.pb import serving_pb2 as pb
-from common.rpc import typed_errors
 from common.sampling import SamplingParams
 from router.registry import Worker
 
@@ -37,20 +36,20 @@ class DecodeLeg:
     """An open Generate call on a decode worker: the reservation, then the stream of tokens."""
 
     def __init__(self, worker: Worker, call: grpc.aio.UnaryStreamCall[pb.DecodeRequest, pb.DecodeEvent]) -> None:
-        self._worker_id = worker.worker_id
+        self._worker = worker
         self._events = aiter(call)
 
     async def next(self) -> pb.DecodeEvent:
         """Raises: WorkerLost also when the stream ends; whoever reads knows when it may."""
-        with typed_errors(self._worker_id):
+        with self._worker.called():
             async for event in self._events:
                 return event
-        raise WorkerLost(f"{self._worker_id} ended its stream before the answer was finished")
+            raise WorkerLost(f"{self._worker.worker_id} ended its stream before the answer was finished")
 
     async def reserved(self) -> pb.Reserved:
         event = await self.next()
         if not event.HasField("reserved"):
-            raise ServingError(f"{self._worker_id} answered a reservation with {event.WhichOneof('event')}")
+            raise ServingError(f"{self._worker.worker_id} answered a reservation with {event.WhichOneof('event')}")
         return event.reserved
 
 
@@ -95,7 +94,7 @@ async def prefill_events(
         timeout=attempt.timeout_s,
     )
     try:
-        with typed_errors(worker.worker_id):
+        with worker.called():
             async for event in call:
                 yield event
     finally:

@@ -12,11 +12,11 @@ from typing import Any
 import grpc
 
 from common.config import Role
-from common.errors import InvalidRequest
+from common.errors import InvalidRequest, WorkerUnavailable
 from common.identity import new_incarnation
 from common.pb import serving_pb2 as pb
 from common.pb import serving_pb2_grpc as pb_grpc
-from common.rpc import answering, new_channel
+from common.rpc import answering, new_channel, typed_errors
 from router.policy import WorkerSnapshot
 
 logger = logging.getLogger(__name__)
@@ -33,6 +33,7 @@ class Worker:
         self.role = ROLES[hello.role]
         self.load = pb.WorkerLoad()
         self.heartbeat_s = time.monotonic()
+        self.is_suspect = False  # a call to it failed, and it has not been heard of since
         self.num_assigned = 0
         self.assigned_tokens = 0
         self._channel = new_channel(hello.address)
@@ -54,6 +55,22 @@ class Worker:
             self.assigned_tokens -= num_tokens
             if self.num_assigned == 0:
                 self._is_idle.set()
+
+    @contextmanager
+    def called(self) -> Iterator[None]:
+        """A call to this worker: its failure raises a ServingError, and a lost worker is not chosen again before its
+        next heartbeat. Its membership ends a moment after its process; until then retries must not go there."""
+        try:
+            with typed_errors(self.worker_id):
+                yield
+        except WorkerUnavailable:
+            self.is_suspect = True
+            raise
+
+    def heard(self, load: pb.WorkerLoad) -> None:
+        self.load = load
+        self.heartbeat_s = time.monotonic()
+        self.is_suspect = False
 
     def snapshot(self) -> WorkerSnapshot:
         return WorkerSnapshot(self.worker_id, self.num_assigned, self.assigned_tokens)
@@ -84,7 +101,8 @@ class Registry:
         return list(self._workers.values())
 
     def with_role(self, role: Role) -> list[Worker]:
-        return [worker for worker in self._workers.values() if worker.role is role]
+        """Those that may be given work now."""
+        return [worker for worker in self._workers.values() if worker.role is role and not worker.is_suspect]
 
     def is_member(self, worker: Worker) -> bool:
         return self._workers.get(worker.worker_id) is worker
@@ -94,7 +112,7 @@ class Registry:
         if self.with_role(Role.COLOCATED):
             return None
         missing = [role.value for role in (Role.PREFILL, Role.DECODE) if not self.with_role(role)]
-        return f"no {' and no '.join(missing)} worker is registered" if missing else None
+        return f"no {' and no '.join(missing)} worker is alive" if missing else None
 
     def max_model_len(self) -> int | None:
         """Tokens that every live worker can hold, prompt and answer together; None before the first worker."""
@@ -136,8 +154,7 @@ class RegistryService(pb_grpc.RegistryServicer):
             try:
                 yield pb.RegisterReply(router_incarnation=self._incarnation)
                 async for report in requests:
-                    worker.load = report.load
-                    worker.heartbeat_s = time.monotonic()
+                    worker.heard(report.load)
                     self._registry.on_change()
             finally:
                 self._registry.leave(worker)

@@ -76,7 +76,7 @@ def _report(config: ServeConfig, options: argparse.Namespace, figures: Sequence[
     console = Console()
     if not console.is_terminal:
         console.width = max(console.width, MIN_WIDTH)
-    title = f"{config.model.served_name}, {available_cores()} cores, {options.repeats} passes"
+    title = f"{config.model.served_name}, {available_cores()} cores, passes: {options.repeats}"
     console.print(report_table(figures, title))
     if options.json is not None:
         options.json.write_text(json.dumps(figures_json(figures), indent=2) + "\n", encoding="utf-8")

@@ -74,9 +74,9 @@ async def run_system(plan: Plan, log_folder: Path, work: Coroutine[Any, Any, T])
             supervising.result()
         return await working
     finally:
-        supervising.cancel()
-        working.cancel()
-        await asyncio.gather(supervising, working, return_exceptions=True)
+        for task in (working, supervising):  # the work first: it calls the members
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
 
 async def until_ready(plan: Plan, timeout_s: float) -> list[pb.WorkerHello]:

@@ -17,7 +17,8 @@ import pytest
 from rich.console import Console
 
 from bench_serving import main
-from common.config import ServeConfig
+from cluster.supervisor import MemberGivenUp
+from common.config import ServeConfig, load_config
 from common.errors import ConfigError
 from common.pb import serving_pb2 as pb
 from servingbench.client import Answer, BenchFailed, connected
@@ -178,7 +179,7 @@ async def test_a_member_that_cannot_start_ends_the_run_with_its_own_words(tmp_pa
     plan = plan_for(COLOCATED, config, num_cores=1)
     with pytest.raises(ConfigError, match=r"no such file or folder: .*absent\.gguf"):
         await run_system(plan, tmp_path, until_ready(plan, timeout_s=60))
-    assert processes_that_name(tmp_path) == []
+    assert processes_that_name(tmp_path) == {}
 
 
 # ---------------------------------------------------------------- what is refused
@@ -193,9 +194,8 @@ async def test_a_request_that_was_tried_again_is_not_measured(grpc_server) -> No
 
 async def test_a_pair_that_did_not_hand_over_is_not_measured(grpc_server) -> None:
     grpc_server.answer = scripted(pb.Timings(attempts=1, decode_worker="decode-0"))
-    pair = [
-        pb.WorkerHello(role=role, vocab_size=50, address="127.0.0.1:9") for role in (pb.ROLE_PREFILL, pb.ROLE_DECODE)
-    ]
+    roles = (pb.ROLE_PREFILL, pb.ROLE_DECODE)
+    pair = [pb.WorkerHello(role=role, vocab_size=50, address="127.0.0.1:9") for role in roles]
     async with connected(grpc_server.address, pair) as client:
         with pytest.raises(BenchFailed, match="the prompt was computed by decode-0"):
             await client.ask([1, 2, 3], num_tokens=4)
@@ -249,29 +249,57 @@ def config_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture
+def scratch(tmp_path: Path) -> Path:
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    return folder
+
+
 async def start_script(config_path: Path, scratch: Path, *arguments: str) -> asyncio.subprocess.Process:
     """Its members' files, and so the paths on their command lines, lie in `scratch`."""
-    scratch.mkdir()
     pipe = asyncio.subprocess.PIPE
     command = [sys.executable, str(SCRIPT), "--config", str(config_path), "--repeats", "1", *arguments]
     environment = {**os.environ, "TMPDIR": str(scratch), "COLUMNS": "80"}
     return await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe, env=environment)
 
 
-def processes_that_name(folder: Path) -> list[str]:
-    lines = []
+def processes_that_name(folder: Path) -> dict[int, str]:
+    """Command lines by pid."""
+    lines = {}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            lines.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+            lines[int(path.parent.name)] = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except (FileNotFoundError, ProcessLookupError):
             continue
-    return [line for line in lines if str(folder) in line]
+    return {pid: line for pid, line in lines.items() if str(folder) in line}
+
+
+def list_ours(scratch: Path) -> list[str]:
+    """Not what torch keeps in the temporary folder."""
+    return [name for name in os.listdir(scratch) if name.startswith("pdserve")]
+
+
+async def test_a_member_that_dies_ends_the_run_and_is_not_started_again(config_path: Path, scratch: Path) -> None:
+    plan = plan_for(PAIR, load_config(config_path), num_cores=1)
+
+    async def kill_decode_and_wait() -> None:
+        await until_ready(plan, timeout_s=60)
+        [pid] = [pid for pid, line in processes_that_name(scratch).items() if "--name decode-0" in line]
+        os.kill(pid, signal.SIGKILL)
+        await asyncio.Event().wait()
+
+    with pytest.raises(MemberGivenUp, match=r"decode-0 died 1 times in a row \(killed by SIGKILL\)"):
+        await run_system(plan, scratch, kill_decode_and_wait())
+    assert processes_that_name(scratch) == {}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-async def test_the_script_measures_every_figure_of_every_configuration(config_path: Path, tmp_path: Path) -> None:
-    result, scratch = tmp_path / "result.json", tmp_path / "scratch"
+async def test_the_script_measures_every_figure_of_every_configuration(
+    config_path: Path, tmp_path: Path, scratch: Path
+) -> None:
+    result = tmp_path / "result.json"
     script = await start_script(config_path, scratch, "--json", str(result))
     output, errors = (text.decode() for text in await script.communicate())
     assert script.returncode == 0, errors
@@ -289,13 +317,12 @@ async def test_the_script_measures_every_figure_of_every_configuration(config_pa
     assert output.startswith("tiny, ")
     assert len(cells(output.splitlines(), "2048 prompt tokens")) == 7
     assert "…" not in output
-    assert list(scratch.iterdir()) == []
-    assert processes_that_name(scratch) == []
+    assert list_ours(scratch) == []
+    assert processes_that_name(scratch) == {}
 
 
 @pytest.mark.slow
-async def test_an_interrupted_script_leaves_nothing_behind(config_path: Path, tmp_path: Path) -> None:
-    scratch = tmp_path / "scratch"
+async def test_an_interrupted_script_leaves_nothing_behind(config_path: Path, scratch: Path) -> None:
     script = await start_script(config_path, scratch, "--modes", "colocated")
     assert script.stderr is not None
     async with asyncio.timeout(60):
@@ -305,6 +332,6 @@ async def test_an_interrupted_script_leaves_nothing_behind(config_path: Path, tm
     async with asyncio.timeout(30):
         output, errors = await script.communicate()
     assert (script.returncode, output) == (130, b"")
-    assert errors == b"bench_serving: interrupted; this is what was measured before\n"
-    assert list(scratch.iterdir()) == []
-    assert processes_that_name(scratch) == []
+    assert errors.splitlines()[-1] == b"bench_serving: interrupted; this is what was measured before"
+    assert list_ours(scratch) == []
+    assert processes_that_name(scratch) == {}
