@@ -32,8 +32,13 @@ async def test_chat_streamed_and_whole_give_the_same_answer_and_usage(cluster: L
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert text == whole.choices[0].message.content
     assert chunks[0].choices[0].delta.role == "assistant"
-    assert chunks[-1].usage == whole.usage
     assert whole.usage is not None
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.total_tokens == whole.usage.total_tokens
+    assert whole.usage.prompt_tokens_details is not None
+    assert chunks[-1].usage.prompt_tokens_details is not None
+    assert whole.usage.prompt_tokens_details.cached_tokens == 0
+    assert chunks[-1].usage.prompt_tokens_details.cached_tokens == 16  # the second time its first block is known
     assert whole.usage.completion_tokens <= 30
     assert {chunk.choices[0].finish_reason for chunk in chunks if chunk.choices} == {
         None,
