@@ -1,0 +1,90 @@
+"""The C face of src/kernels.cpp as ctypes sees it. Each structure mirrors the one of that name in src/."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_float, c_int, c_int64, c_void_p
+from pathlib import Path
+
+
+class Linear(ctypes.Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("packed", c_void_p),
+        ("bias", c_void_p),
+        ("residual", c_void_p),
+        ("y", c_void_p),
+        ("m", c_int64),
+        ("columns", c_int64),
+        ("k", c_int64),
+        ("output", c_int),
+    )
+
+
+class RmsNorm(ctypes.Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("residual", c_void_p),
+        ("weight", c_void_p),
+        ("sum", c_void_p),
+        ("y", c_void_p),
+        ("m", c_int64),
+        ("n", c_int64),
+        ("eps", c_float),
+    )
+
+
+class RotaryAndCache(ctypes.Structure):
+    _fields_ = (
+        ("qkv", c_void_p),
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+        ("slots", c_void_p),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("tokens", c_int64),
+        ("heads", c_int64),
+        ("kv_heads", c_int64),
+        ("head_dim", c_int64),
+    )
+
+
+class Attention(ctypes.Structure):
+    _fields_ = (
+        ("query", c_void_p),
+        ("query_stride", c_int64),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("block_table", c_void_p),
+        ("table_width", c_int64),
+        ("block_size", c_int64),
+        ("kv_heads", c_int64),
+        ("head_dim", c_int64),
+        ("query_start", c_void_p),
+        ("seq_lens", c_void_p),
+        ("sequences", c_int64),
+        ("heads", c_int64),
+        ("window", c_int64),
+        ("scale", c_float),
+        ("out", c_void_p),
+    )
+
+
+def open_library(path: Path) -> ctypes.CDLL:
+    """Raises: OSError."""
+    library = ctypes.CDLL(str(path))
+    library.kernels_create.argtypes, library.kernels_create.restype = (c_int,), c_void_p
+    library.kernels_destroy.argtypes, library.kernels_destroy.restype = (c_void_p,), None
+    library.kernels_pack_weight.argtypes = (c_void_p, c_void_p, c_int64, c_int64, c_int, c_void_p)
+    library.kernels_pack_weight.restype = None
+    library.kernels_read_memory.argtypes, library.kernels_read_memory.restype = (c_void_p, c_void_p, c_int64), c_float
+    library.kernels_multiply_registers.argtypes = (c_void_p, c_int64)
+    library.kernels_multiply_registers.restype = c_float
+    for function, operation in (
+        (library.kernels_linear, Linear),
+        (library.kernels_rms_norm, RmsNorm),
+        (library.kernels_rotary_and_cache, RotaryAndCache),
+        (library.kernels_attention, Attention),
+    ):
+        function.argtypes, function.restype = (c_void_p, ctypes.POINTER(operation)), None
+    return library

@@ -1,0 +1,47 @@
+// The plain C face of the kernels, as engine/native/library.py calls it. Shapes are checked there.
+#include "attention.h"
+#include "elementwise.h"
+#include "limits.h"
+#include "linear.h"
+
+namespace {
+
+struct Kernels {
+  explicit Kernels(int num_threads) : pool(num_threads), workspaces(num_threads) {}
+  pdserve::ThreadPool pool;
+  pdserve::AttentionWorkspaces workspaces;
+};
+
+}  // namespace
+
+extern "C" {
+
+Kernels* kernels_create(int num_threads) { return new Kernels(num_threads); }
+
+void kernels_destroy(Kernels* kernels) { delete kernels; }
+
+void kernels_pack_weight(Kernels* kernels, const uint16_t* weight, int64_t n, int64_t k, int is_swiglu,
+                         uint16_t* packed) {
+  pdserve::pack_weight(kernels->pool, weight, n, k, is_swiglu != 0, packed);
+}
+
+void kernels_linear(Kernels* kernels, const pdserve::Linear* op) { pdserve::linear(kernels->pool, *op); }
+
+void kernels_rms_norm(Kernels* kernels, const pdserve::RmsNorm* op) { pdserve::rms_norm(kernels->pool, *op); }
+
+void kernels_rotary_and_cache(Kernels* kernels, const pdserve::RotaryAndCache* op) {
+  pdserve::rotary_and_cache(kernels->pool, *op);
+}
+
+void kernels_attention(Kernels* kernels, const pdserve::Attention* op) {
+  pdserve::attention(kernels->pool, *op, kernels->workspaces);
+}
+
+float kernels_read_memory(Kernels* kernels, const char* data, int64_t bytes) {
+  return pdserve::read_memory(kernels->pool, data, bytes);
+}
+
+float kernels_multiply_registers(Kernels* kernels, int64_t count) {
+  return pdserve::multiply_registers(kernels->pool, count);
+}
+}

@@ -1,0 +1,150 @@
+"""Building and loading: the cache, several processes at once, and every way in which there are no kernels."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.native import build
+from engine.native.build import FLAGS, BuildFailed, build_library, default_cache
+from engine.native.kernels import NativeKernels
+from engine.native.load import load_native
+
+
+@pytest.fixture
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A g++ of the test's own, the only compiler on the path; it writes "built" wherever it is told to."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    monkeypatch.setenv("PATH", str(tools))
+    return write_compiler(tools / "g++", 'for last; do :; done; echo built > "$last"; echo >> "$0.calls"')
+
+
+def write_compiler(path: Path, compile_command: str, version: str = "1.0") -> Path:
+    path.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo {version} && exit\n{compile_command}\n')
+    path.chmod(0o755)
+    return path
+
+
+def num_compilations(compiler: Path) -> int:
+    calls = Path(f"{compiler}.calls")
+    return len(calls.read_text().splitlines()) if calls.exists() else 0
+
+
+def test_a_second_build_finds_the_first(compiler: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    assert build_library(cache) == build_library(cache)
+    assert num_compilations(compiler) == 1
+    assert [path.suffix for path in cache.iterdir()] == [".so"]
+
+
+def test_another_compiler_version_or_other_flags_or_another_source_are_another_library(
+    compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = build_library(tmp_path)
+    other_flags = build_library(tmp_path, (*FLAGS, "-g"))
+    write_compiler(compiler, 'for last; do :; done; echo built > "$last"', version="2.0")
+    other_version = build_library(tmp_path)
+    sources = tmp_path / "src"
+    sources.mkdir()
+    (sources / build.MAIN).write_text("int other;")
+    monkeypatch.setattr(build, "SOURCES", sources)
+    assert len({first, other_flags, other_version, build_library(tmp_path)}) == 4
+
+
+def test_a_compiler_that_fails_is_named_with_its_first_words(compiler: Path, tmp_path: Path) -> None:
+    write_compiler(compiler, "echo 'unknown option -mavx512bf16' >&2; exit 1")
+    with pytest.raises(BuildFailed, match=r"g\+\+ failed: unknown option -mavx512bf16"):
+        build_library(tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_without_a_compiler_there_are_no_kernels_and_one_line_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert [load_native(n, tmp_path / "cache") for n in (1, 2, 1)] == [None, None, None]
+    assert [record.getMessage() for record in caplog.records] == [
+        "native kernels are off: there is no C++ compiler (g++, c++, clang++)"
+    ]
+
+
+def test_without_the_instructions_there_are_no_kernels_and_nothing_is_compiled(
+    compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": False})
+    assert load_native(1, tmp_path / "cache") is None
+    assert [record.getMessage() for record in caplog.records] == ["native kernels are off: this CPU has no AVX512-BF16"]
+    assert num_compilations(compiler) == 0
+
+
+def test_a_library_that_cannot_be_loaded_is_no_crash(
+    compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The stand-in compiler's "built" is no shared library."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    assert load_native(1, tmp_path / "cache") is None
+    assert "invalid ELF header" in caplog.text or "file too short" in caplog.text
+
+
+def test_a_cache_that_cannot_be_written_is_no_crash(
+    compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    (tmp_path / "file").write_text("not a folder")
+    assert load_native(1, tmp_path / "file" / "cache") is None
+    assert "cannot be written: Not a directory" in caplog.text
+
+
+def test_the_cache_is_where_the_system_keeps_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_cache() == tmp_path / "pdserve" / "native"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert default_cache() == Path.home() / ".cache" / "pdserve" / "native"
+
+
+@pytest.mark.usefixtures("one_thread")  # skips where there can be no kernels
+def test_processes_that_build_at_once_all_get_working_kernels(tmp_path: Path) -> None:
+    code = (
+        "import sys, torch; from pathlib import Path; from engine.native.load import load_native\n"
+        "kernels = load_native(1, Path(sys.argv[1])); x = torch.eye(4).bfloat16()\n"
+        "assert torch.equal(kernels.linear(x, kernels.pack_linear(x)), x)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    errors = [process.communicate(timeout=100)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], errors
+    assert [path.suffix for path in tmp_path.iterdir()] == [".so"]
+
+
+def test_an_idle_pool_takes_no_processor_time(two_threads: NativeKernels) -> None:
+    x = torch.ones(8, 64).bfloat16()
+    packed = two_threads.pack_linear(torch.ones(4096, 64).bfloat16())
+    two_threads.linear(x, packed)
+    before = os.times()
+    with pytest.raises(subprocess.TimeoutExpired):  # half a second in which this process does nothing
+        subprocess.run(["sleep", "5"], timeout=0.5)
+    after = os.times()
+    assert after.user + after.system - before.user - before.system < 0.1
+    assert torch.equal(two_threads.linear(x, packed), torch.full((8, 4096), 64.0).bfloat16())
+
+
+def test_kernels_of_several_owners_can_run_at_once(one_thread: NativeKernels) -> None:
+    """Each has its own threads; more threads than cores and more pools than one are slow, never wrong."""
+    x = torch.randn(33, 128, generator=torch.Generator().manual_seed(0)).bfloat16()
+    weight = torch.randn(640, 128, generator=torch.Generator().manual_seed(1)).bfloat16()
+    packed = one_thread.pack_linear(weight)
+    expected = one_thread.linear(x, packed)
+    pools = [load_native(n) for n in (2, 3, 5)]
+    for _ in range(200):
+        for pool in pools:
+            assert pool is not None
+            assert torch.equal(pool.linear(x, packed), expected)
