@@ -22,11 +22,12 @@ class Membership:
     """Keeps one worker registered at one router, through every restart of that router."""
 
     def __init__(
-        self, router_address: str, hello: pb.WorkerHello, measure_load: Callable[[], Awaitable[pb.WorkerLoad]]
+        self, router_address: str, hello: pb.WorkerHello, report: Callable[[bool], Awaitable[pb.WorkerLoad]]
     ) -> None:
+        """report(True) opens a membership: its cached blocks are all there are, afterwards only what changed."""
         self._router_address = router_address
         self._hello = hello
-        self._measure_load = measure_load
+        self._report = report
         self._task = asyncio.create_task(self._run(), name="membership")
 
     async def close(self) -> None:
@@ -50,6 +51,7 @@ class Membership:
 
     async def _reports(self) -> AsyncIterator[pb.WorkerReport]:
         yield pb.WorkerReport(hello=self._hello)
+        yield pb.WorkerReport(load=await self._report(True))
         while True:
-            yield pb.WorkerReport(load=await self._measure_load())
             await asyncio.sleep(HEARTBEAT_S)
+            yield pb.WorkerReport(load=await self._report(False))

@@ -34,13 +34,14 @@ class WorkerServer:
         return bind_port(self._server, host, 0)
 
     async def start(
-        self, hello: pb.WorkerHello, router_address: str, measure_load: Callable[[], Awaitable[pb.WorkerLoad]]
+        self, hello: pb.WorkerHello, router_address: str, report: Callable[[bool], Awaitable[pb.WorkerLoad]]
     ) -> None:
+        """`report` as Membership takes it."""
         for add in self._services.values():
             add(self._server)
         await add_standard_services(self._server, list(self._services))
         await self._server.start()
-        self._membership = Membership(router_address, hello, measure_load)
+        self._membership = Membership(router_address, hello, report)
         logger.info("%s serves on %s, incarnation %s", hello.worker_id, hello.address, hello.incarnation)
 
     async def leave(self) -> None:

@@ -43,6 +43,13 @@ class DecodeServer:
         async def measure_load() -> pb.WorkerLoad:
             return pb.WorkerLoad(**asdict(await engine.load()))
 
+        async def report(is_first: bool) -> pb.WorkerLoad:
+            load = await measure_load()
+            events = await engine.cache_events(as_snapshot=is_first)
+            load.stored_blocks.extend(events.stored)
+            load.evicted_blocks.extend(events.evicted)
+            return load
+
         def counters() -> dict[str, int]:
             return {
                 "local_prefills": worker.num_local_prefills,
@@ -68,7 +75,7 @@ class DecodeServer:
             transport=config.transfer.transport,
             **asdict(engine.limits),
         )
-        await server.start(hello, router_address, measure_load)
+        await server.start(hello, router_address, report)
         return DecodeServer(address, server, engine, receiver)
 
     async def wait_crashed(self) -> BaseException:

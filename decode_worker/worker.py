@@ -11,7 +11,7 @@ from common.sampling import SamplingParams
 from engine.async_engine import AsyncEngine, Started
 from engine.engine import Engine
 from engine.sequence import SampledToken, Sequence
-from kv_transfer.transport import Destination, KVPiece, KVReceiver, Reception
+from kv_transfer.transport import KVPiece, KVReceiver, Reception
 
 
 class DecodeWorker:
@@ -29,40 +29,45 @@ class DecodeWorker:
         Closing the stream at any point frees the sequence's blocks.
         Raises: NoFreeBlocks, InvalidRequest, PromptTooLong.
         """
-        sequence = Sequence(list(request.token_ids), SamplingParams.from_pb(request.sampling))
+        sequence = Sequence(
+            list(request.token_ids), SamplingParams.from_pb(request.sampling), cache_salt=request.cache_salt
+        )
         self._engine.limits.require_valid(sequence)
         async with self._engine.hosting(sequence) as events:
             if request.compute_prompt:
                 self.num_local_prefills += 1
                 self._engine.post(lambda engine: engine.add(sequence))
             else:
-                await self._engine.call(lambda engine: engine.reserve(sequence))
-                with closing(self._expect(request.transfer_id, sequence)) as reception:
-                    yield pb.DecodeEvent(reserved=pb.Reserved(destination=_destination_pb(self._receiver.destination)))
+                skip_tokens = await self._engine.call(lambda engine: engine.reserve(sequence))
+                with closing(self._expect(request.transfer_id, sequence, skip_tokens)) as reception:
+                    yield pb.DecodeEvent(reserved=self._reserved(skip_tokens))
                     committed = await reception.committed()
                 self.num_received_prefills += 1
                 self._engine.post(lambda engine: engine.activate(sequence, committed.first_token))
             async for event in events:
                 yield _event_pb(event)
 
-    def _expect(self, transfer_id: bytes, sequence: Sequence) -> Reception:
+    def _reserved(self, skip_tokens: int) -> pb.Reserved:
+        destination = self._receiver.destination
+        return pb.Reserved(
+            destination=kv_pb.Destination(
+                address=destination.address, incarnation=destination.incarnation, transport=destination.transport
+            ),
+            skip_tokens=skip_tokens,
+        )
+
+    def _expect(self, transfer_id: bytes, sequence: Sequence, skip_tokens: int) -> Reception:
         def scatter(piece: KVPiece) -> None:
             self._engine.post(_write_kv(sequence, piece))
 
-        return self._receiver.expect(transfer_id, sequence.num_prompt_tokens, 0, scatter)
+        return self._receiver.expect(transfer_id, sequence.num_prompt_tokens, skip_tokens, scatter)
 
 
 def _write_kv(sequence: Sequence, piece: KVPiece) -> Callable[[Engine], None]:
     return lambda engine: engine.write_kv(sequence, piece.layer_start, piece.token_start, piece.data)
 
 
-def _destination_pb(destination: Destination) -> kv_pb.Destination:
-    return kv_pb.Destination(
-        address=destination.address, incarnation=destination.incarnation, transport=destination.transport
-    )
-
-
 def _event_pb(event: Started | SampledToken) -> pb.DecodeEvent:
     if isinstance(event, Started):
-        return pb.DecodeEvent(started=pb.DecodeStarted())
+        return pb.DecodeEvent(started=pb.DecodeStarted(cached_tokens=event.num_cached_tokens))
     return pb.DecodeEvent(token=pb.SampledToken(token_id=event.token_id, finish_reason=event.finish_reason or ""))

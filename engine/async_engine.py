@@ -14,6 +14,7 @@ from typing import TypeVar
 import torch
 
 from common.kv_layout import KVLayout
+from engine.block_manager import CacheEvents
 from engine.engine import Engine, EngineLimits, EngineLoad, StepObserver
 from engine.loop import EngineLoop, EngineStopped
 from engine.sequence import SampledToken, ScheduledSequence, Sequence
@@ -26,6 +27,8 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class Started:
     """The sequence's first step since it was watched is about to run."""
+
+    num_cached_tokens: int  # prefix-cache hits: tokens that no step computes for it
 
 
 class AsyncEngine:
@@ -71,8 +74,11 @@ class AsyncEngine:
     async def load(self) -> EngineLoad:
         return await self.call(lambda engine: engine.load())
 
+    async def cache_events(self, *, as_snapshot: bool) -> CacheEvents:
+        return await self.call(lambda engine: engine.drain_cache_events(as_snapshot=as_snapshot))
+
     def counters(self) -> dict[str, int]:
-        return {"engine_steps": self._engine.num_steps, "preemptions": self._engine.num_preemptions}
+        return self._engine.counters()
 
     async def wait_crashed(self) -> BaseException:
         return await asyncio.shield(self._crashed)
@@ -110,10 +116,10 @@ class _Bridge:
         if self._tap is not None:
             self._tap.on_scheduled(scheduled)
         now = {part.sequence for part in scheduled}
-        fresh = now - self._started
+        fresh = [part for part in scheduled if part.sequence not in self._started]
         self._started = now | {sequence for sequence in self._started if sequence.block_table}
         if fresh:
-            self._post([(sequence, Started()) for sequence in fresh])
+            self._post([(part.sequence, Started(part.start)) for part in fresh])
 
     def on_layer_computed(self, layer: int) -> None:
         if self._tap is not None:

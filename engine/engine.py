@@ -14,7 +14,7 @@ from common.kv_layout import KVLayout
 from common.sampling import FinishReason
 from engine.attention.base import AttentionBackend
 from engine.batch import build_batch
-from engine.block_manager import slot_mapping
+from engine.block_manager import CacheEvents, slot_mapping
 from engine.kv_cache import KVCache
 from engine.model.llama import Llama
 from engine.sampler import sample
@@ -97,9 +97,11 @@ class Engine:
         """Queue a sequence whose prompt this engine computes itself."""
         self._scheduler.add(sequence)
 
-    def reserve(self, sequence: Sequence) -> None:
-        """Hold blocks for a sequence whose prompt's KV comes by `write_kv`. Raises: NoFreeBlocks."""
+    def reserve(self, sequence: Sequence) -> int:
+        """Hold blocks for a sequence whose prompt's KV comes by `write_kv`, all but the first tokens that this cache
+        has: how many those are. Raises: NoFreeBlocks."""
         self._scheduler.reserve(sequence)
+        return sequence.num_computed_tokens
 
     def write_kv(self, sequence: Sequence, layer_start: int, token_start: int, data: Tensor) -> None:
         """Scatter KV [layers, 2, tokens, kv_heads, head_dim] into a reserved sequence's own blocks.
@@ -156,6 +158,7 @@ class Engine:
         for part in scheduled:
             is_sampled = part.is_sampled
             part.sequence.num_computed_tokens = part.end
+            self._scheduler.publish(part.sequence, part.start)
             if not is_sampled:
                 continue
             token = next(next_token)
@@ -188,9 +191,19 @@ class Engine:
             total_blocks=scheduler.blocks.num_blocks,
         )
 
-    @property
-    def num_preemptions(self) -> int:
-        return self._scheduler.num_preemptions
+    def counters(self) -> dict[str, int]:
+        """Monotonic, by the names that docs/architecture.md lists. May be read from any thread."""
+        return {
+            "engine_steps": self.num_steps,
+            "preemptions": self._scheduler.num_preemptions,
+            "prefix_prompt_tokens": self._scheduler.num_prompt_tokens,
+            "prefix_hit_tokens": self._scheduler.num_cached_tokens,
+            "prefix_evicted_blocks": self._scheduler.blocks.num_evictions,
+        }
+
+    def drain_cache_events(self, *, as_snapshot: bool) -> CacheEvents:
+        """What the prefix cache gained and lost since the last call; as a snapshot, all that it holds."""
+        return self._scheduler.blocks.drain_events(as_snapshot=as_snapshot)
 
     def _slots(self, sequence: Sequence, start: int, end: int) -> Tensor:
         slots = slot_mapping(sequence.block_table, start, end, self._kv_cache.shape.block_size)

@@ -31,6 +31,8 @@ class Scheduler:
         self.running: list[Sequence] = []  # oldest first
         self.reserved: set[Sequence] = set()
         self.num_preemptions = 0
+        self.num_prompt_tokens = 0  # of sequences admitted to be computed here
+        self.num_cached_tokens = 0  # those among them that the prefix cache had
 
     @property
     def has_work(self) -> bool:
@@ -40,12 +42,15 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def reserve(self, sequence: Sequence) -> None:
-        """Hold blocks for a sequence whose KV will be written from outside, and for its next token.
+        """Hold blocks for a sequence whose KV will be written from outside, and for its next token. What the prefix
+        cache already has counts as computed.
 
         Raises: NoFreeBlocks when that would take what running or waiting sequences need next.
         """
-        needed = self.blocks.num_missing([], sequence.num_tokens + 1)
+        self._reuse_prefix(sequence)
+        needed = self.blocks.num_missing(sequence.block_table, sequence.num_tokens + 1)
         if needed > self._num_spare_blocks():
+            self._give_back(sequence)
             raise NoFreeBlocks(
                 f"the prompt needs {needed} KV blocks; {self.blocks.num_free} of {self.blocks.num_blocks} are free, "
                 f"{self.blocks.num_free - max(0, self._num_spare_blocks())} of them kept for sequences already here"
@@ -57,6 +62,7 @@ class Scheduler:
         """A reserved sequence's KV is complete: let it run at the next step."""
         self.reserved.remove(sequence)
         self.activated.append(sequence)
+        self.publish(sequence, 0)
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence wherever it is and free its blocks. An unknown one is ignored."""
@@ -69,6 +75,13 @@ class Scheduler:
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
         self.blocks.free(sequence.block_table)
+
+    def publish(self, sequence: Sequence, start: int) -> None:
+        """Let others hit the full blocks that hold tokens from `start` on, as far as they are computed."""
+        block_size = self.blocks.block_size
+        hashes = sequence.full_block_hashes(sequence.num_computed_tokens, block_size)
+        for index in range(start // block_size, len(hashes)):
+            self.blocks.publish(sequence.block_table[index], hashes[index])
 
     def schedule(self) -> list[ScheduledSequence]:
         """Choose the next step's work; single-token parts come first. May preempt; may admit."""
@@ -97,8 +110,7 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
-        self.blocks.free(sequence.block_table)
-        sequence.num_computed_tokens = 0
+        self._give_back(sequence)
         self.waiting.appendleft(sequence)
         self.num_preemptions += 1
 
@@ -108,11 +120,25 @@ class Scheduler:
             self.running.append(self.activated.popleft())
         while self.waiting and len(self.running) < self._max_num_seqs:
             sequence = self.waiting[0]
+            self._reuse_prefix(sequence)
             missing = self.blocks.num_missing(sequence.block_table, sequence.num_tokens + 1)
             if missing > self.blocks.num_free - len(self.running):
+                self._give_back(sequence)
                 break
+            self.num_prompt_tokens += sequence.num_tokens
+            self.num_cached_tokens += sequence.num_computed_tokens
             self.blocks.grow(sequence.block_table, sequence.num_tokens + 1)
             self.running.append(self.waiting.popleft())
+
+    def _reuse_prefix(self, sequence: Sequence) -> None:
+        """Start from cached blocks, but not from the whole: the last token is always computed, for its logits."""
+        block_size = self.blocks.block_size
+        hashes = sequence.full_block_hashes(sequence.num_tokens - 1, block_size)
+        sequence.num_computed_tokens = self.blocks.reuse(sequence.block_table, hashes) * block_size
+
+    def _give_back(self, sequence: Sequence) -> None:
+        self.blocks.free(sequence.block_table)
+        sequence.num_computed_tokens = 0
 
     def _decodes_then_prefills(self) -> Iterator[Sequence]:
         yield from (sequence for sequence in self.running if sequence.num_uncomputed_tokens == 1)

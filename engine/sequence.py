@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from common.sampling import FinishReason, SamplingParams
+from engine.block_hash import BlockHash, extend_chain
 
 
 @dataclass(eq=False)
@@ -19,6 +20,8 @@ class Sequence:
     num_prompt_tokens: int = field(init=False)
     num_computed_tokens: int = 0  # tokens whose K and V are in the cache
     block_table: list[int] = field(default_factory=list)
+    cache_salt: bytes = b""  # prompts of different salts never share a cached block
+    block_hashes: list[BlockHash] = field(default_factory=list)  # of the full blocks of token_ids, as far as computed
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.token_ids)
@@ -30,6 +33,11 @@ class Sequence:
     @property
     def num_output_tokens(self) -> int:
         return self.num_tokens - self.num_prompt_tokens
+
+    def full_block_hashes(self, num_tokens: int, block_size: int) -> list[BlockHash]:
+        """Hashes of the full blocks among the first `num_tokens` tokens."""
+        extend_chain(self.block_hashes, self.token_ids, block_size, self.cache_salt)
+        return self.block_hashes[: num_tokens // block_size]
 
     @property
     def num_uncomputed_tokens(self) -> int:

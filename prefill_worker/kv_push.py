@@ -11,16 +11,18 @@ from kv_transfer.plan import LayerGroups
 from kv_transfer.transport import KVPiece, OutgoingTransfer
 
 
-@dataclass(frozen=True)
+@dataclass
 class Push:
-    """Where one sequence's KV goes. Tokens before `skip_tokens` are already there."""
+    """Where one sequence's KV goes, and from which token on it has yet to be sent."""
 
     transfer: OutgoingTransfer
-    skip_tokens: int
+    next_token: int  # at first the ticket's skip_tokens: those before are already there
 
 
 @dataclass(frozen=True)
 class _Chunk:
+    """Tokens [token_start, token_start + groups.num_tokens) of one sequence, being computed."""
+
     sequence: Sequence
     transfer: OutgoingTransfer
     token_start: int
@@ -48,17 +50,16 @@ class KVPush:
         self._pushes.pop(sequence, None)
 
     def on_scheduled(self, scheduled: Seq[ScheduledSequence]) -> None:
-        self._chunks = [
-            self._chunk(part, self._pushes[part.sequence]) for part in scheduled if part.sequence in self._pushes
-        ]
+        self._chunks = []
+        for part in scheduled:
+            push = self._pushes.get(part.sequence)
+            if push is not None:
+                self._send_cached(part, push)
+                self._chunks.append(self._next_chunk(part.sequence, push, part.end))
 
     def on_layer_computed(self, layer: int) -> None:
         for chunk in self._chunks:
-            for piece in chunk.groups.ready_after(layer):
-                layers = (piece.layer_start, piece.layer_end)
-                tokens = (chunk.token_start + piece.token_start, chunk.token_start + piece.token_end)
-                data = self._engine.read_kv(chunk.sequence, layers, tokens)
-                chunk.transfer.send(KVPiece(piece.layer_start, tokens[0], data))
+            self._send_ready(chunk, layer)
 
     def on_sampled(self, sampled: Seq[SampledToken]) -> None:
         """The first token ends a sequence's stay on this worker, whatever it is."""
@@ -66,7 +67,25 @@ class KVPush:
             self.detach(token.sequence)
             self._engine.remove(token.sequence)
 
-    def _chunk(self, part: ScheduledSequence, push: Push) -> _Chunk:
-        start = max(part.start, push.skip_tokens)
-        groups = LayerGroups(self._engine.layout, max(0, part.end - start), self._piece_bytes)
-        return _Chunk(part.sequence, push.transfer, start, groups)
+    def _send_cached(self, part: ScheduledSequence, push: Push) -> None:
+        """What the prefix cache had is not computed by any step: it leaves when the rest begins."""
+        if push.next_token < part.start:
+            cached = self._next_chunk(part.sequence, push, part.start)
+            for layer in range(self._engine.layout.num_layers):
+                self._send_ready(cached, layer)
+
+    def _next_chunk(self, sequence: Sequence, push: Push, end: int) -> _Chunk:
+        start, push.next_token = push.next_token, max(push.next_token, end)
+        return _Chunk(
+            sequence,
+            push.transfer,
+            start,
+            LayerGroups(self._engine.layout, push.next_token - start, self._piece_bytes),
+        )
+
+    def _send_ready(self, chunk: _Chunk, layer: int) -> None:
+        for piece in chunk.groups.ready_after(layer):
+            layers = (piece.layer_start, piece.layer_end)
+            tokens = (chunk.token_start + piece.token_start, chunk.token_start + piece.token_end)
+            data = self._engine.read_kv(chunk.sequence, layers, tokens)
+            chunk.transfer.send(KVPiece(piece.layer_start, tokens[0], data))

@@ -53,6 +53,13 @@ class PrefillServer:
         async def measure_load() -> pb.WorkerLoad:
             return pb.WorkerLoad(**asdict(await engine.load()))
 
+        async def report(is_first: bool) -> pb.WorkerLoad:
+            load = await measure_load()
+            events = await engine.cache_events(as_snapshot=is_first)
+            load.stored_blocks.extend(events.stored)
+            load.evicted_blocks.extend(events.evicted)
+            return load
+
         def counters() -> dict[str, int]:
             return {"prefills": worker.num_prefills, **sender.stats.as_counters(), **engine.counters()}
 
@@ -72,7 +79,7 @@ class PrefillServer:
             transport=config.transfer.transport,
             **asdict(engine.limits),
         )
-        await server.start(hello, router_address, measure_load)
+        await server.start(hello, router_address, report)
         return PrefillServer(address, server, engine, sender)
 
     async def wait_crashed(self) -> BaseException:

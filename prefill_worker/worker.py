@@ -31,7 +31,9 @@ class PrefillWorker:
         If the first token ends the answer there is nothing to decode: no commit is sent.
         Raises: InvalidRequest, PromptTooLong, TransferError, IncompatiblePeer.
         """
-        sequence = Sequence(list(request.token_ids), SamplingParams.from_pb(request.sampling))
+        sequence = Sequence(
+            list(request.token_ids), SamplingParams.from_pb(request.sampling), cache_salt=request.cache_salt
+        )
         self._engine.limits.require_valid(sequence)
         ticket = Ticket.from_pb(request.ticket)
         transfer = await self._sender.open(_destination(request.destination), ticket)
@@ -71,7 +73,7 @@ def _destination(message: kv_pb.Destination) -> Destination:
 
 def _event_pb(event: Started | SampledToken) -> pb.PrefillEvent:
     if isinstance(event, Started):
-        return pb.PrefillEvent(started=pb.PrefillStarted())
+        return pb.PrefillEvent(started=pb.PrefillStarted(cached_tokens=event.num_cached_tokens))
     return pb.PrefillEvent(
         first_token=pb.SampledToken(token_id=event.token_id, finish_reason=event.finish_reason or "")
     )

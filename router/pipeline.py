@@ -126,6 +126,7 @@ class RequestPipeline:
             event = await decode.next()
             if event.HasField("started"):
                 timeline.enter_stage(Stage.PREFILL)
+                _note_cached(request, event.started.cached_tokens)
                 continue
             delta = _delta(event.token)
             emit(delta)
@@ -174,6 +175,7 @@ class RequestPipeline:
                     async for event in events:
                         if event.HasField("started"):
                             timeline.enter_stage(Stage.PREFILL)
+                            _note_cached(request, event.started.cached_tokens)
                         elif event.HasField("first_token"):
                             first = _delta(event.first_token)
                             if first.finish_reason is None:
@@ -217,6 +219,11 @@ def _attempt_at(request: Request, emitted: list[int]) -> Attempt:
         sampling=replace(request.sampling, max_tokens=request.sampling.max_tokens - len(emitted)),
         deadline_s=request.deadline_s,
     )
+
+
+def _note_cached(request: Request, num_tokens: int) -> None:
+    """Hits count within the client's own prompt; a retry's prompt is longer."""
+    request.cached_tokens = min(num_tokens, len(request.prompt_token_ids))
 
 
 def _delta(token: pb.SampledToken) -> TokenDelta:

@@ -32,6 +32,7 @@ class Worker:
         self.worker_id = hello.worker_id
         self.role = ROLES[hello.role]
         self.load = pb.WorkerLoad()
+        self.cached_blocks: set[bytes] = set()  # hashes in the worker's prefix cache, as of its last heartbeat
         self.heartbeat_s = time.monotonic()
         self.is_suspect = False  # a call to it failed, and it has not been heard of since
         self.num_assigned = 0
@@ -68,6 +69,10 @@ class Worker:
             raise
 
     def heard(self, load: pb.WorkerLoad) -> None:
+        self.cached_blocks.difference_update(load.evicted_blocks)
+        self.cached_blocks.update(load.stored_blocks)
+        load.ClearField("stored_blocks")
+        load.ClearField("evicted_blocks")
         self.load = load
         self.heartbeat_s = time.monotonic()
         self.is_suspect = False
@@ -80,6 +85,7 @@ class Worker:
             hello=self.hello,
             load=self.load,
             num_assigned=self.num_assigned,
+            num_cached_blocks=len(self.cached_blocks),
             heartbeat_age_s=time.monotonic() - self.heartbeat_s,
         )
 

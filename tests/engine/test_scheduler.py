@@ -12,8 +12,9 @@ from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 
 
-def sequence(num_tokens: int, max_tokens: int = 8) -> Sequence:
-    return Sequence(list(range(num_tokens)), SamplingParams(max_tokens=max_tokens))
+def sequence(num_tokens: int, max_tokens: int = 8, first_token: int = 0) -> Sequence:
+    """Sequences of the same first token share a prefix."""
+    return Sequence([first_token, *range(1, num_tokens)], SamplingParams(max_tokens=max_tokens))
 
 
 def new_scheduler(num_blocks: int = 16, block_size: int = 4, budget: int = 16, max_num_seqs: int = 8) -> Scheduler:
@@ -26,6 +27,7 @@ def run_step(scheduler: Scheduler) -> dict[Sequence, int]:
     for part in parts:
         is_sampled = part.is_sampled
         part.sequence.num_computed_tokens = part.end
+        scheduler.publish(part.sequence, part.start)
         if is_sampled:
             part.sequence.token_ids.append(0)
             if part.sequence.num_output_tokens >= part.sequence.sampling.max_tokens:
@@ -50,6 +52,39 @@ def test_decode_tokens_come_before_prefill_chunks_in_one_step() -> None:
     assert [(part.sequence, part.num_scheduled_tokens) for part in parts] == [(running, 1), (prompt, 15)]
 
 
+def test_a_known_prefix_is_not_computed_again_but_its_last_token_is() -> None:
+    scheduler = new_scheduler(num_blocks=32, budget=64)
+    first = sequence(17, max_tokens=1)
+    scheduler.add(first)
+    assert run_step(scheduler)[first] == 17
+    same, longer, other = sequence(16), sequence(30), sequence(16, first_token=5)
+    for each in (same, longer, other):
+        scheduler.add(each)
+    assert run_step(scheduler) == {same: 4, longer: 14, other: 16}
+    assert (scheduler.num_prompt_tokens, scheduler.num_cached_tokens) == (17 + 16 + 30 + 16, 12 + 16)
+
+
+def test_prompts_of_different_salts_share_nothing() -> None:
+    scheduler = new_scheduler(num_blocks=32, budget=64)
+    for salt, computed in ((b"a", 16), (b"b", 16), (b"a", 4)):
+        salted = sequence(16, max_tokens=1)
+        salted.cache_salt = salt
+        scheduler.add(salted)
+        assert run_step(scheduler)[salted] == computed
+
+
+def test_a_reservation_skips_what_is_cached_and_shares_it() -> None:
+    scheduler = new_scheduler(num_blocks=8, budget=64)
+    first = sequence(16)
+    scheduler.add(first)
+    run_step(scheduler)
+    held = sequence(20, first_token=0)
+    scheduler.reserve(held)
+    assert held.num_computed_tokens == 16
+    assert held.block_table[:4] == first.block_table[:4]
+    assert scheduler.blocks.num_free == 8 - 5 - 2
+
+
 def test_the_newest_sequence_is_preempted_when_blocks_run_out_and_all_finish() -> None:
     scheduler = new_scheduler(num_blocks=7, block_size=4)
     old, new = sequence(8, max_tokens=12), sequence(8, max_tokens=12)
@@ -68,9 +103,9 @@ def test_a_reservation_is_refused_when_it_would_take_a_running_sequences_next_bl
     scheduler = new_scheduler(num_blocks=5, block_size=4)
     scheduler.add(sequence(7))  # two blocks now, and it may need a third
     run_step(scheduler)
-    scheduler.reserve(sequence(7))
+    scheduler.reserve(sequence(7, first_token=1))
     with pytest.raises(NoFreeBlocks, match="1 of 5 are free"):
-        scheduler.reserve(sequence(3))
+        scheduler.reserve(sequence(3, first_token=2))
 
 
 def test_a_reservation_is_refused_while_a_preempted_sequence_waits_for_those_blocks() -> None:
@@ -105,10 +140,10 @@ class AnyHistory(RuleBasedStateMachine):
         self.capacity = num_blocks * 4
         self.live: list[Sequence] = []
 
-    @rule(num_tokens=st.integers(1, 40), max_tokens=st.integers(1, 20))
-    def add(self, num_tokens: int, max_tokens: int) -> None:
+    @rule(num_tokens=st.integers(1, 40), max_tokens=st.integers(1, 20), first_token=st.integers(0, 1))
+    def add(self, num_tokens: int, max_tokens: int, first_token: int) -> None:
         if num_tokens + max_tokens <= self.capacity:
-            self.live.append(sequence(num_tokens, max_tokens))
+            self.live.append(sequence(num_tokens, max_tokens, first_token))
             self.scheduler.add(self.live[-1])
 
     @rule(num_tokens=st.integers(1, 40))
@@ -142,11 +177,14 @@ class AnyHistory(RuleBasedStateMachine):
         assert len(parts) <= self.max_num_seqs
 
     @invariant()
-    def every_block_has_one_owner(self) -> None:
+    def no_block_is_lost_and_none_is_written_by_two(self) -> None:
         if hasattr(self, "scheduler"):
-            owned = [block for each in self.live for block in each.block_table]
-            assert len(owned) == len(set(owned))
+            owned = {block for each in self.live for block in each.block_table}
             assert len(owned) + self.scheduler.blocks.num_free == self.scheduler.blocks.num_blocks
+            for each in self.live:  # a block that somebody may still write belongs to nobody else
+                own = each.block_table[each.num_computed_tokens // 4 :]
+                others = {block for other in self.live if other is not each for block in other.block_table}
+                assert others.isdisjoint(own)
 
     def teardown(self) -> None:
         """Whatever happened, with the reservations gone all the rest finishes."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from engine.native.kernels import NativeKernels
 from engine.native.load import load_native
 

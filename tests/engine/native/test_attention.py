@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from engine.native.kernels import NativeKernels, supports_attention
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -13,7 +14,6 @@ from torch.nn import functional as F
 
 from engine.attention.base import AttentionMetadata
 from engine.attention.torch_reference import TorchReferenceAttention, gather_sequence
-from engine.native.kernels import NativeKernels, supports_attention
 
 TOLERANCE = 2e-2  # weights and results are rounded to bfloat16
 

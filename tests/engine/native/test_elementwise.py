@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from engine.native.kernels import NativeKernels
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.model.config import RopeConfig
 from engine.model.layers import RMSNorm, Rotation, rotary_frequencies
-from engine.native.kernels import NativeKernels
 
 CPU = torch.device("cpu")
 ONE_STEP = 2**-7  # between neighbouring bfloat16 numbers, relative, at most

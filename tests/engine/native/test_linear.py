@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from engine.native.kernels import NativeKernels, supports_linear
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
-
-from engine.native.kernels import NativeKernels, supports_linear
 
 ROUNDING = 2**-8  # of a value stored as bfloat16, relative
 SUMMING = 1e-4  # float32 sums in another order

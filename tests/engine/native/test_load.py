@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from engine.native import build
 from engine.native.build import FLAGS, BuildFailed, build_library, default_cache
 from engine.native.kernels import NativeKernels
