@@ -13,13 +13,13 @@ from torch import Tensor
 
 from common.errors import ModelError
 from engine.model.config import ModelConfig
-from engine.model.llama import Llama
+from engine.model.decoder import Decoder
 from engine.model.safetensors_weights import SafetensorsCheckpoint
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    model: Llama
+    model: Decoder
     config: ModelConfig
     fingerprint: str  # hex; equal on two workers exactly when they loaded the same weights
     rope: str  # canonical description of the rotary embedding
@@ -62,7 +62,7 @@ def load_model(path: Path, dtype: torch.dtype, device: torch.device) -> LoadedMo
     config = checkpoint.config
     # Shapes before memory: a wrong config must fail by name, not by an allocation of its size.
     placed = list(_placed(checkpoint, path))
-    model = Llama(config, dtype, device)
+    model = Decoder(config, dtype, device)
     parameters = dict(model.named_parameters())
     digest = hashlib.sha256(repr(config).encode())
     for placement, stored in placed:

@@ -1,4 +1,4 @@
-"""The Llama-family decoder over a paged KV cache: one varlen batch in, the wanted rows' logits out."""
+"""The decoder that all families share, over a paged KV cache: one varlen batch in, the wanted rows' logits out."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from engine.model.config import ModelConfig
 from engine.model.layers import Embedding, Linear, RMSNorm, RotaryEmbedding, Rotation, SwiGLU
 
 
-class Llama(nn.Module):
-    """Llama, Mistral without a sliding window, Qwen2. T tokens a step, H heads, G kv heads, D head_dim."""
+class Decoder(nn.Module):
+    """T tokens a step, H heads, G kv heads, D head_dim."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
