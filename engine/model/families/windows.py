@@ -35,11 +35,8 @@ def _windows(fields: Fields, config: ModelConfig, key: str, is_sliding: Iterable
 
 def _layer_types(fields: Fields, config: ModelConfig) -> list[bool]:
     types = fields.get("layer_types")
-    if (
-        not isinstance(types, list)
-        or len(types) != config.num_layers
-        or any(kind not in tuple(LAYER_TYPES) for kind in types)
-    ):
+    is_complete = isinstance(types, list) and len(types) == config.num_layers
+    if not is_complete or any(kind not in tuple(LAYER_TYPES) for kind in types):
         raise ModelError(
             f"{fields.source}: layer_types is {types!r}; it must say {' or '.join(LAYER_TYPES)} for each of the "
             f"{config.num_layers} layers"
