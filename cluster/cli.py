@@ -18,6 +18,7 @@ from common.config import Role, ServeConfig, load_config
 from common.errors import ConfigError, ServingError
 
 DEFAULT_CONFIG = Path("serve.yaml")
+PIPED_WIDTH = 160  # columns of a table that no terminal limits
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -27,6 +28,8 @@ def main(argv: list[str] | None = None) -> int:
     console = Console(file=sys.stdout)  # this very stream, whatever a library makes of sys.stdout later
     try:
         if arguments.command == "status":
+            if not console.is_terminal:
+                console.width = PIPED_WIDTH
             return asyncio.run(status.show_status(_router_address(arguments), console))
         options = _up_options(arguments)
         if arguments.command == "demo":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -15,7 +16,8 @@ from cluster.host import Ending, HostError, MemberSpec
 from common.config import Role
 
 CONFIG_ERROR_EXIT_CODE = 2
-_LAST_WORDS_BYTES = 2000
+_LAST_WORDS_BYTES = 4000
+_ALL_IS_WELL = re.compile(r"\d\d:\d\d:\d\d [DI] ")  # a line of level DEBUG or INFO, as common/logs.py writes it
 
 
 class ProcessHost:
@@ -92,9 +94,12 @@ def python_command(spec: MemberSpec, config_path: Path, router_address: str, pyt
 
 
 def last_words(log_path: Path, start: int = 0) -> str:
-    """The last lines of a log, from byte `start` on."""
-    with log_path.open("rb") as log:
-        end = log.seek(0, os.SEEK_END)
-        log.seek(max(start, end - _LAST_WORDS_BYTES))
-        lines = log.read().decode(errors="replace").strip().splitlines()
-    return "\n".join(lines[-5:])
+    """The last lines of a log from byte `start` on that say more than that all is well; none if it is gone."""
+    try:
+        with log_path.open("rb") as log:
+            end = log.seek(0, os.SEEK_END)
+            log.seek(max(start, end - _LAST_WORDS_BYTES))
+            lines = log.read().decode(errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return "\n".join([line for line in lines if not _ALL_IS_WELL.match(line)][-5:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
@@ -24,21 +25,20 @@ async def show_status(control_address: str, console: Console, timeout_s: float =
 
 
 def status_table(status: pb.ClusterStatus) -> Table:
-    table = Table(title=f"pdserve {status.model}", title_justify="left")
-    for column in ("worker", "role", "address", "state"):
-        table.add_column(column, no_wrap=column != "address")
-    for column in ("assigned", "waiting", "running", "blocks used"):
+    table = Table(title=f"pdserve {status.model}", title_justify="left", box=SIMPLE, pad_edge=False)
+    for column in ("worker", "address"):
+        table.add_column(column, overflow="fold")
+    for column in ("seen", "assigned", "waiting", "running", "blocks used"):
         table.add_column(column, justify="right")
     for worker in sorted(status.workers, key=lambda worker: (worker.hello.role, worker.hello.worker_id)):
         load = worker.load
         table.add_row(
             worker.hello.worker_id,
-            pb.Role.Name(worker.hello.role).removeprefix("ROLE_").lower(),
             worker.hello.address,
-            f"seen {worker.heartbeat_age_s:.1f} s ago",
+            f"{worker.heartbeat_age_s:.1f} s",
             str(worker.num_assigned),
             str(load.num_waiting + load.num_reserved),
             str(load.num_running),
-            f"{load.total_blocks - load.free_blocks} of {load.total_blocks}",
+            f"{load.total_blocks - load.free_blocks}/{load.total_blocks}",
         )
     return table

@@ -48,7 +48,7 @@ def deploy(options: UpOptions, console: Console, work: Callable[[Plan, Display],
     with Display(console) as display:
         model = resolve_model(plan.config.model.source, display.doing)
         display.settled(f"model {plan.config.model.served_name}, {model}")
-        logs = _new_log_folder(options.log_folder)
+        logs = new_log_folder(options.log_folder)
         display.settled(f"logs in {logs}")
         display.doing("starting")
         plan, host = _host(options.ray_address, plan, logs)
@@ -71,8 +71,8 @@ def _host(ray_address: str | None, plan: Plan, logs: Path) -> tuple[Plan, Worker
     return plan, ProcessHost(command, logs)
 
 
-def _new_log_folder(chosen: Path | None) -> Path:
-    """A fresh folder for this run; of earlier runs the last few are kept."""
+def new_log_folder(chosen: Path | None) -> Path:
+    """A fresh folder for this run; of earlier runs that have ended the last few are kept."""
     folder = chosen or user_log_path("pdserve") / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -81,6 +81,18 @@ def _new_log_folder(chosen: Path | None) -> Path:
             f"cannot make the log folder {folder}: {error.strerror}; choose another with --logs"
         ) from error
     if chosen is None:
-        for old in sorted(folder.parent.glob("2*-*-*"))[:-RUNS_KEPT]:
+        ended = [old for old in sorted(folder.parent.glob("2*-*-*")) if not _is_running(old)]
+        for old in ended[:-RUNS_KEPT]:
             shutil.rmtree(old, ignore_errors=True)
     return folder
+
+
+def _is_running(run: Path) -> bool:
+    """Whether the process that a run's folder is named after is still there."""
+    try:
+        os.kill(int(run.name.rpartition("-")[2]), 0)
+    except (ValueError, ProcessLookupError):
+        return False
+    except PermissionError:
+        return True
+    return True

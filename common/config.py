@@ -57,7 +57,8 @@ class PoolSection(Section):
     attention: Literal["auto", "torch_reference", "cpu", "flash"] = "auto"
     block_size: Annotated[int, Field(ge=1)] | None = None  # tokens; default: 16 on CPU, 256 on CUDA
     kv_cache_gib: Annotated[float, Field(gt=0)] = 1.0
-    max_num_batched_tokens: Annotated[int, Field(ge=1)] = 512  # per step, prefill and decode together
+    # per step, prefill and decode together; default: 256 on a CPU, where it bounds the wait of a cancel, 2048 on CUDA
+    max_num_batched_tokens: Annotated[int, Field(ge=1)] | None = None
     max_num_seqs: Annotated[int, Field(ge=1)] = 64  # running at once
 
 

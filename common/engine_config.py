@@ -15,6 +15,6 @@ class EngineConfig:
     num_threads: int | None = None  # of torch's own pool; None leaves torch's default
     block_size: int | None = None  # tokens; None: by device
     kv_cache_bytes: int = 1 << 30
-    max_num_batched_tokens: int = 512  # tokens per step
+    max_num_batched_tokens: int | None = None  # tokens per step; None: by device
     max_num_seqs: int = 64  # sequences per step
     max_model_len: int | None = None  # tokens, prompt and answer; None: the model's own

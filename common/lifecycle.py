@@ -28,8 +28,9 @@ class State(StrEnum):
 ENDS = frozenset({State.FINISHED, State.CANCELLED, State.FAILED})
 
 TRANSITIONS: dict[State, frozenset[State]] = {
-    State.QUEUED: frozenset({State.RESERVING}),
-    State.RESERVING: frozenset({State.PREFILLING, State.QUEUED}),
+    # finished while it is being tried again: the client's stop string was in what the lost attempt had given
+    State.QUEUED: frozenset({State.RESERVING, State.FINISHED}),
+    State.RESERVING: frozenset({State.PREFILLING, State.FINISHED, State.QUEUED}),
     # back to itself: another prefill worker under the same reservation
     State.PREFILLING: frozenset({State.PREFILLING, State.TRANSFERRING, State.DECODING, State.FINISHED, State.QUEUED}),
     State.TRANSFERRING: frozenset({State.DECODING, State.FINISHED, State.QUEUED}),

@@ -37,16 +37,16 @@ class Membership:
     async def _run(self) -> None:
         async with new_channel(self._router_address) as channel:
             registry = pb_grpc.RegistryStub(channel)
-            is_told = False
+            told = None
             while True:
                 try:
                     async for _ in registry.Register(self._reports(), wait_for_ready=True):
                         logger.info("%s registered at the router %s", self._hello.worker_id, self._router_address)
-                        is_told = False
+                        told = None
                 except grpc.aio.AioRpcError as error:
-                    if not is_told:
-                        logger.warning("no router at %s: %s", self._router_address, error.details())
-                    is_told = True
+                    if error.details() != told:  # once, not at every try
+                        logger.warning("not registered at %s: %s", self._router_address, error.details())
+                    told = error.details()
                 await asyncio.sleep(RECONNECT_S)
 
     async def _reports(self) -> AsyncIterator[pb.WorkerReport]:

@@ -56,7 +56,8 @@ def build_engine(config: EngineConfig) -> Engine:
         eos_token_ids=loaded.config.eos_token_ids,
     )
     blocks = BlockManager(shape.num_blocks, shape.block_size)
-    scheduler = Scheduler(blocks, config.max_num_batched_tokens, config.max_num_seqs)
+    budget = config.max_num_batched_tokens or default_step_tokens(device)
+    scheduler = Scheduler(blocks, budget, config.max_num_seqs)
     logger.info(
         "loaded %s in %.1f s: %s on %s, attention %s, %d blocks of %d tokens, %d threads",
         config.model_path.name,
@@ -69,6 +70,12 @@ def build_engine(config: EngineConfig) -> Engine:
         torch.get_num_threads(),
     )
     return Engine(loaded.model, attention, kv_cache, scheduler, description)
+
+
+def default_step_tokens(device: torch.device) -> int:
+    """A step cannot be interrupted: on one core 256 prompt tokens of the default model take about a third of a second,
+    which bounds how long a cancelled request keeps its blocks. A GPU needs more tokens to be busy."""
+    return 2048 if device.type == "cuda" else 256
 
 
 def _kv_cache_shape(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> KVCacheShape:

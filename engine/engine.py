@@ -134,17 +134,19 @@ class Engine:
         return self._scheduler.has_work
 
     @torch.inference_mode()
-    def step(self, observer: StepObserver) -> None:
-        """Compute one batch: decode tokens and prefill chunks together."""
+    def step(self, observer: StepObserver) -> bool:
+        """Compute one batch: decode tokens and prefill chunks together. False: nothing can run before a command
+        changes that, because reservations hold the blocks."""
         scheduled = self._scheduler.schedule()
         if not scheduled:
-            return
+            return False
         observer.on_scheduled(scheduled)
         batch = build_batch(scheduled, self._kv_cache.shape.block_size, self._kv_cache.device)
         logits = self._model(batch, self._kv_cache, self._attention, observer.on_layer_computed)
         tokens = self._sample(logits, scheduled)
         self.num_steps += 1
         observer.on_sampled(self._commit(scheduled, tokens))
+        return True
 
     def _sample(self, logits: Tensor, scheduled: Seq[ScheduledSequence]) -> list[int]:
         sequences = [part.sequence for part in scheduled if part.is_sampled]

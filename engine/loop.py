@@ -54,10 +54,12 @@ class EngineLoop:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        while self._run_commands():
+        can_step = False
+        while self._run_commands(must_wait=not can_step):
+            can_step = False
             if self._engine.has_work and self._crash is None:
                 try:
-                    self._engine.step(self._observer)
+                    can_step = self._engine.step(self._observer)
                 except Exception as error:
                     logger.exception("the engine's step failed; this worker cannot go on")
                     self._crash = error
@@ -65,9 +67,8 @@ class EngineLoop:
         self._is_stopped = True
         self._fail_queued()
 
-    def _run_commands(self) -> bool:
-        """Run what is queued, waiting for the first command while there is nothing to step. False: stop."""
-        must_wait = not self._engine.has_work or self._crash is not None
+    def _run_commands(self, *, must_wait: bool) -> bool:
+        """Run what is queued, waiting for the first command if there is nothing to step. False: stop."""
         while True:
             try:
                 item = self._commands.get(block=must_wait)

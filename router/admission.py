@@ -55,16 +55,18 @@ class Admission:
 
     @asynccontextmanager
     async def place(self, request: Request, *, is_retry: bool) -> AsyncIterator[Placement]:
-        """Wait for room, then hold it for the length of the block.
+        """Wait for room, then hold it for the length of the block. A retry goes to the front, whatever the queue's
+        length.
 
         Raises: QueueFull; WorkerLost when nothing that could serve is alive (for a retry: and none comes back).
         """
-        if len(self._queue) >= self._max_queued:
-            raise QueueFull(f"{len(self._queue)} requests are already waiting; retry later")
-        if not is_retry:
-            self._require_ready()
         waiting = _Waiting(request, asyncio.get_running_loop().create_future())
-        self._queue.append(waiting)
+        if is_retry:  # it has had its turn, and its client may be in the middle of an answer
+            self._queue.appendleft(waiting)
+        else:
+            self._require_room_in_queue()
+            self._require_ready()
+            self._queue.append(waiting)
         try:
             self.dispatch()
             placement = await self._wait(waiting)
@@ -91,7 +93,11 @@ class Admission:
     def replace_prefill(self, request: Request, placement: Placement) -> Placement:
         """The same reservation with another prefill worker, at once. Raises: WorkerLost."""
         lost = placement.prefill
-        others = [worker for worker in self._registry.with_role(Role.PREFILL) if worker is not lost]
+        others = [
+            worker
+            for worker in self._registry.with_role(Role.PREFILL)
+            if worker is not lost and worker.can_send_to(placement.decode)
+        ]
         if not others:
             raise WorkerLost("the prefill worker is lost and no other one is registered")
         return self._hold_prefill(Placement(_choose(self._prefill_policy, others), placement.decode), request)
@@ -114,6 +120,10 @@ class Admission:
             placement.prefill_hold.enter_context(placement.prefill.assigned(len(request.prompt_token_ids)))
         return placement
 
+    def _require_room_in_queue(self) -> None:
+        if len(self._queue) >= self._max_queued:
+            raise QueueFull(f"{len(self._queue)} requests are already waiting; retry later")
+
     async def _wait(self, waiting: _Waiting) -> Placement:
         """A queued request lasts as long as somebody could serve it; its deadline bounds the rest."""
         while True:
@@ -129,9 +139,15 @@ class Admission:
 
     def _choose_pair(self, request: Request) -> Placement | None:
         decoders = self._with_room_to_decode(request, Role.DECODE)
-        prefillers = [worker for worker in self._registry.with_role(Role.PREFILL) if _has_room_to_prefill(worker)]
-        if decoders and prefillers:
-            return Placement(_choose(self._prefill_policy, prefillers), _choose(self._decode_policy, decoders))
+        prefillers = [
+            worker
+            for worker in self._registry.with_role(Role.PREFILL)
+            if _has_room_to_prefill(worker) and any(worker.can_send_to(decoder) for decoder in decoders)
+        ]
+        if prefillers:
+            prefill = _choose(self._prefill_policy, prefillers)
+            decoders = [decoder for decoder in decoders if prefill.can_send_to(decoder)]
+            return Placement(prefill, _choose(self._decode_policy, decoders))
         colocated = self._with_room_to_decode(request, Role.COLOCATED)
         return Placement(None, _choose(self._decode_policy, colocated)) if colocated else None
 

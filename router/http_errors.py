@@ -42,6 +42,8 @@ async def _http_exception(request: Request, error: Exception) -> Response:
     """Raised by the framework: no such path, method not allowed, body too large."""
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}"
+    if error.status_code == 400:  # the framework could not even decode the body
+        message = "the body must be JSON in UTF-8, and not nested hundreds of levels deep"
     return _json(InvalidRequest(message), error.status_code, error.headers)
 
 

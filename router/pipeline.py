@@ -17,7 +17,15 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
-from common.errors import DeadlineExceeded, NoFreeBlocks, ServingError, TransferError, WorkerLost, WorkerUnavailable
+from common.errors import (
+    DeadlineExceeded,
+    NoFreeBlocks,
+    ServingError,
+    TransferError,
+    WorkerDraining,
+    WorkerLost,
+    WorkerUnavailable,
+)
 from common.identity import new_transfer_id
 from common.lifecycle import Stage, State
 from common.pb import serving_pb2 as pb
@@ -41,6 +49,8 @@ class RequestPipeline:
         self._admission = admission
         self._metrics = metrics
         self._max_attempts = max_attempts
+        self._journeys: set[asyncio.Task[None]] = set()
+        self._is_closing = False
 
     async def serve(self, request: Request) -> AsyncGenerator[TokenDelta, None]:
         """The answer's tokens; the last one has a finish reason. Closing the stream cancels the request everywhere.
@@ -50,25 +60,27 @@ class RequestPipeline:
         deltas: asyncio.Queue[TokenDelta | None] = asyncio.Queue()
         journey = asyncio.create_task(self._journey(request, deltas.put_nowait), name=request.request_id)
         journey.add_done_callback(lambda _: deltas.put_nowait(None))
+        self._journeys.add(journey)
         try:
             while (delta := await deltas.get()) is not None:
                 yield delta
             await journey
         finally:
+            self._journeys.discard(journey)
             await _end(journey)
+
+    async def close(self) -> None:
+        """The router stops: every running request ends with a typed error, and new ones do too."""
+        self._is_closing = True
+        await _end(*self._journeys)
 
     async def _journey(self, request: Request, emit: Emit) -> None:
         """One request from QUEUED to its end, which is recorded here and nowhere else."""
         timeline = request.timeline
         error: ServingError | None = None
         try:
-            async with asyncio.timeout(request.deadline_s - time.monotonic()):
-                await self._try_until_answered(request, emit)
+            await self._answer_in_time(request, emit)
             timeline.enter(State.FINISHED)
-        except TimeoutError:
-            error = DeadlineExceeded(f"the deadline passed while the request was {timeline.state}")
-            timeline.enter(State.FAILED)
-            raise error from None
         except ServingError as failure:
             error = failure
             timeline.enter(State.FAILED)
@@ -77,6 +89,22 @@ class RequestPipeline:
             if not timeline.is_ended:
                 timeline.enter(State.FINISHED if request.ended_by_stop_string else State.CANCELLED)
             self._metrics.record(request, error)
+
+    async def _answer_in_time(self, request: Request, emit: Emit) -> None:
+        """Raises: a ServingError also when the deadline passes or the router stops; CancelledError: the client left."""
+        try:
+            async with asyncio.timeout(request.deadline_s - time.monotonic()):
+                self._require_open()
+                await self._try_until_answered(request, emit)
+        except TimeoutError:
+            raise DeadlineExceeded(f"the deadline passed while the request was {request.timeline.state}") from None
+        except asyncio.CancelledError:
+            self._require_open()
+            raise
+
+    def _require_open(self) -> None:
+        if self._is_closing:
+            raise WorkerDraining("the router is shutting down; send the request again")
 
     async def _try_until_answered(self, request: Request, emit: Emit) -> None:
         """Attempts. What was already emitted becomes part of the next attempt's prompt, so no token comes twice."""
@@ -87,10 +115,11 @@ class RequestPipeline:
             request.timeline.count_token()
             emit(delta)
 
+        is_retry = False
         while True:
             request.attempts += 1
             try:
-                await self._attempt(request, emitted, emit_once)
+                await self._attempt(request, emitted, emit_once, is_retry=is_retry)
                 return
             except RETRIED as error:
                 nothing_can_serve = request.timeline.state is State.QUEUED
@@ -103,10 +132,11 @@ class RequestPipeline:
                 request.attempts -= 1  # nothing failed: the worker filled up while we chose it
                 request.timeline.enter(State.QUEUED)
                 await asyncio.sleep(FULL_WORKER_PAUSE_S)
+            is_retry = True
 
-    async def _attempt(self, request: Request, emitted: list[int], emit: Emit) -> None:
+    async def _attempt(self, request: Request, emitted: list[int], emit: Emit, *, is_retry: bool) -> None:
         attempt = _attempt_at(request, emitted)
-        async with self._admission.place(request, is_retry=request.attempts > 1) as placement:
+        async with self._admission.place(request, is_retry=is_retry) as placement:
             request.timeline.enter(State.RESERVING)
             request.decode_worker = placement.decode.worker_id
             is_colocated = placement.prefill is None

@@ -12,8 +12,9 @@ from typing import Any
 import grpc
 
 from common.config import Role
-from common.errors import InvalidRequest, WorkerUnavailable
+from common.errors import IncompatiblePeer, InvalidRequest, LayoutMismatch, WorkerUnavailable
 from common.identity import new_incarnation
+from common.kv_layout import KVLayout
 from common.pb import serving_pb2 as pb
 from common.pb import serving_pb2_grpc as pb_grpc
 from common.rpc import answering, new_channel, typed_errors
@@ -22,6 +23,9 @@ from router.policy import WorkerSnapshot
 logger = logging.getLogger(__name__)
 
 ROLES = {pb.ROLE_PREFILL: Role.PREFILL, pb.ROLE_DECODE: Role.DECODE, pb.ROLE_COLOCATED: Role.COLOCATED}
+
+# A worker whose engine hangs keeps its connections; this is far longer than any step.
+HEARTBEAT_LOST_S = 30.0
 
 
 class Worker:
@@ -77,6 +81,25 @@ class Worker:
         self.heartbeat_s = time.monotonic()
         self.is_suspect = False
 
+    def can_send_to(self, decode: Worker) -> bool:
+        return self.mismatch(decode) is None
+
+    def mismatch(self, decode: Worker) -> str | None:
+        """Why this prefill worker's KV is of no use to that decode worker; None if it is."""
+        if self.hello.transport != decode.hello.transport:
+            theirs = f"{decode.worker_id} receives over {decode.hello.transport}"
+            return f"{self.worker_id} sends over {self.hello.transport}, {theirs}"
+        try:
+            KVLayout.from_pb(decode.hello.layout).require_compatible(KVLayout.from_pb(self.hello.layout))
+        except LayoutMismatch as error:
+            return f"{decode.worker_id} and {self.worker_id}: {error.message}"
+        return None
+
+    @property
+    def is_fit(self) -> bool:
+        """Whether it may be given work: neither a call nor its heartbeat says otherwise."""
+        return not self.is_suspect and time.monotonic() - self.heartbeat_s < HEARTBEAT_LOST_S
+
     def snapshot(self) -> WorkerSnapshot:
         return WorkerSnapshot(self.worker_id, self.num_assigned, self.assigned_tokens)
 
@@ -98,7 +121,8 @@ class Worker:
 class Registry:
     """Worker ids to live workers. Calls `on_change` when one joins, leaves or reports a new load."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: str) -> None:
+        self._model = model
         self._workers: dict[str, Worker] = {}
         self.on_change: Callable[[], None] = lambda: None
 
@@ -108,7 +132,7 @@ class Registry:
 
     def with_role(self, role: Role) -> list[Worker]:
         """Those that may be given work now."""
-        return [worker for worker in self._workers.values() if worker.role is role and not worker.is_suspect]
+        return [worker for worker in self._workers.values() if worker.role is role and worker.is_fit]
 
     def is_member(self, worker: Worker) -> bool:
         return self._workers.get(worker.worker_id) is worker
@@ -117,8 +141,12 @@ class Registry:
         """Why no request can be served now, or None if one can."""
         if self.with_role(Role.COLOCATED):
             return None
-        missing = [role.value for role in (Role.PREFILL, Role.DECODE) if not self.with_role(role)]
-        return f"no {' and no '.join(missing)} worker is alive" if missing else None
+        prefillers, decoders = self.with_role(Role.PREFILL), self.with_role(Role.DECODE)
+        missing = [role for role, alive in (("prefill", prefillers), ("decode", decoders)) if not alive]
+        if missing:
+            return f"no {' and no '.join(missing)} worker is alive"
+        mismatches = [prefill.mismatch(decode) for prefill in prefillers for decode in decoders]
+        return None if None in mismatches else mismatches[0]
 
     def max_model_len(self) -> int | None:
         """Tokens that every live worker can hold, prompt and answer together; None before the first worker."""
@@ -128,9 +156,21 @@ class Registry:
         return min((worker.hello.vocab_size for worker in self._workers.values()), default=None)
 
     def join(self, worker: Worker) -> None:
-        """Admit a worker; an earlier incarnation under the same id is gone by definition."""
+        """Admit a worker.
+
+        Raises: IncompatiblePeer if it serves another model, or if another worker lives under its name. One that died
+        is gone as soon as its stream breaks; its successor tries again until then.
+        """
+        hello = worker.hello
+        if hello.model != self._model:
+            raise IncompatiblePeer(f"this router serves {self._model!r}, {hello.worker_id} serves {hello.model!r}")
+        other = self._workers.get(worker.worker_id)
+        if other is not None:
+            raise IncompatiblePeer(
+                f"a worker at {other.hello.address} is registered as {worker.worker_id}; give this one another --name"
+            )
         self._workers[worker.worker_id] = worker
-        logger.info("%s joined: %s at %s", worker.worker_id, worker.hello.incarnation, worker.hello.address)
+        logger.info("%s joined: %s at %s", worker.worker_id, hello.incarnation, hello.address)
         self.on_change()
 
     def leave(self, worker: Worker) -> None:
@@ -156,8 +196,8 @@ class RegistryService(pb_grpc.RegistryServicer):
             if first is None or not first.hello.worker_id or not first.hello.incarnation or not first.hello.role:
                 raise InvalidRequest("a worker's first report is a hello with its id, role and incarnation")
             worker = Worker(first.hello)
-            self._registry.join(worker)
             try:
+                self._registry.join(worker)
                 yield pb.RegisterReply(router_incarnation=self._incarnation)
                 async for report in requests:
                     worker.heard(report.load)

@@ -38,7 +38,14 @@ HTTP_START_S = 10.0
 class RouterServer:
     """A running router. Make one with `start`."""
 
-    def __init__(self, http: HttpServer, grpc_servers: list[grpc.aio.Server], addresses: RouterAddresses) -> None:
+    def __init__(
+        self,
+        pipeline: RequestPipeline,
+        http: HttpServer,
+        grpc_servers: list[grpc.aio.Server],
+        addresses: RouterAddresses,
+    ) -> None:
+        self._pipeline = pipeline
         self._http = http
         self._grpc_servers = grpc_servers
         self._http_task = asyncio.create_task(http.serve(sockets=[addresses.http_socket]), name="http")
@@ -52,7 +59,7 @@ class RouterServer:
         """Load the tokenizer, take the three ports, serve. Raises: ConfigError, ModelError."""
         path = await asyncio.to_thread(resolve_model, config.model.source)
         tokenizer = await asyncio.to_thread(load_tokenizer, path)
-        registry = Registry()
+        registry = Registry(config.model.served_name)
         metrics = RouterMetrics()
         policy = config.router.policy
         admission = Admission(registry, make_policy(policy), make_policy(policy), config.router.max_queued_requests)
@@ -73,7 +80,9 @@ class RouterServer:
         except BaseException:
             await asyncio.gather(*(server.stop(None) for server in servers.values()))
             raise
-        router = RouterServer(HttpServer(create_app(frontend, metrics.registry)), list(servers.values()), addresses)
+        router = RouterServer(
+            pipeline, HttpServer(create_app(frontend, metrics.registry)), list(servers.values()), addresses
+        )
         await asyncio.wait_for(router.http_is_ready.wait(), HTTP_START_S)
         logger.info(
             "serving %s on %s, gRPC %s, control %s", model.name, router.http_url, addresses.grpc, addresses.control
@@ -85,7 +94,8 @@ class RouterServer:
         return self._http_task.exception() or RuntimeError("the HTTP server ended by itself")
 
     async def stop(self) -> None:
-        """Refuse new requests, give running ones a moment, cancel the rest."""
+        """End every request with a typed error, let the answers out, then close the ports."""
+        await self._pipeline.close()
         self._http.should_exit = True
         await asyncio.gather(*(server.stop(STOP_GRACE_S) for server in self._grpc_servers))
         await asyncio.gather(self._http_task, return_exceptions=True)

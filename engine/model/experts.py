@@ -13,8 +13,8 @@ from engine.model.layers import Linear
 class MixtureOfExperts(nn.Module):
     """Each token goes through the experts that its router finds likeliest; their answers are added up by probability.
 
-    T tokens, E experts, A of them per token. No padding, no capacity, no token dropped. Where each expert's rows end stays
-    on the device; torch's kernel reads it there in bfloat16 on CUDA, elsewhere torch loops over the experts.
+    T tokens, E experts, A of them per token. No padding, no capacity, no token dropped. Where each expert's rows end
+    stays on the device: torch's kernel for bfloat16 on CUDA reads it there; elsewhere torch loops over the experts.
     """
 
     def __init__(self, hidden_size: int, config: ExpertsConfig, *, dtype: torch.dtype, device: torch.device) -> None:

@@ -1,10 +1,12 @@
 """From config and command line to what is started."""
 
+import os
 import socket
 from pathlib import Path
 
 import pytest
 
+from cluster import up
 from cluster.plan import Overrides, Plan, make_plan, with_free_ports
 from common.config import PoolSection, Role, RouterSection, ServeConfig, load_config
 from common.errors import ConfigError
@@ -95,3 +97,16 @@ def test_on_several_machines_a_loopback_router_moves_to_the_nodes_address() -> N
     assert Plan(ServeConfig()).on_network("10.0.0.5").control_address == "10.0.0.5:8002"
     chosen = Plan(ServeConfig(router=RouterSection(host="10.1.0.1")))
     assert chosen.on_network("10.0.0.5").control_address == "10.1.0.1:8002"
+
+
+def test_old_log_folders_go_but_never_those_of_a_run_that_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(up, "user_log_path", lambda _: tmp_path)
+    nobody = 2**22 + 1  # above the kernel's largest process id
+    ended = [tmp_path / f"20200101-0000{n:02}-{nobody}" for n in range(12)]
+    alive = tmp_path / f"20190101-000000-{os.getpid()}"
+    for folder in (*ended, alive):
+        folder.mkdir()
+    mine = up.new_log_folder(None)
+    assert set(tmp_path.iterdir()) == {mine, alive, *ended[-up.RUNS_KEPT :]}

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cluster.host import HostError, MemberSpec
-from cluster.processes import ProcessHost, python_command
+from cluster.processes import ProcessHost, last_words, python_command
 from common.config import Role
 
 SPEC = MemberSpec("decode-0", Role.DECODE)
@@ -180,3 +180,11 @@ def test_children_die_when_their_supervisor_is_killed(tmp_path: Path) -> None:
 )
 def test_members_run_by_the_command_a_person_would_type(spec: MemberSpec, tail: list[str]) -> None:
     assert python_command(spec, Path("c.yaml"), "h:1", python="py") == ["py", *tail]
+
+
+def test_last_words_leave_out_the_lines_that_say_all_is_well(tmp_path: Path) -> None:
+    log = tmp_path / "decode-0.log"
+    log.write_text("12:00:00 I decode-0 engine loaded\n12:00:01 W decode-0 engine odd\nMemoryError\n12:00:02 D x y z\n")
+    assert last_words(log) == "12:00:01 W decode-0 engine odd\nMemoryError"
+    log.unlink()
+    assert last_words(log) == ""

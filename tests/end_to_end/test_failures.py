@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 from functools import partial
 from pathlib import Path
 
+import grpc
 import pytest
 import torch
 from openai import InternalServerError, RateLimitError
@@ -188,6 +190,28 @@ async def test_more_requests_than_the_decode_workers_blocks_hold_all_finish(tiny
         await cluster.wait_all_free()
         alone = [list((await cluster.generate(p, max_tokens=120, ignore_eos=True)).token_ids) for p in prompts]
     assert together == alone
+
+
+async def test_a_router_that_stops_ends_every_request_with_a_typed_error(tiny_model: Path) -> None:
+    async with local_cluster(tiny_model) as cluster:
+        endless = {"model": "tiny", "prompt": "hi", "max_tokens": 4000, "ignore_eos": True}
+        whole = asyncio.create_task(cluster.http.post("/v1/completions", json=endless))
+        stream = asyncio.create_task(cluster.http.post("/v1/completions", json=endless | {"stream": True}))
+        rpc = asyncio.create_task(cluster.generate(PROMPT[:5], max_tokens=4000, ignore_eos=True))
+
+        async def all_decode() -> bool:
+            return (await cluster.decode_status()).load.num_running == 3
+
+        await wait_until(all_decode, 10, "all three decode")
+        await cluster.router.stop()
+        assert (await whole).status_code == 503
+        assert (await whole).json()["error"]["code"] == "worker_draining"
+        last_event = (await stream).text.strip().splitlines()[-1]
+        assert json.loads(last_event.removeprefix("data: "))["error"]["code"] == "worker_draining"
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await rpc
+        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+        await cluster.wait_all_free()
 
 
 async def _is_ready(cluster: LocalCluster) -> bool:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence as Seq
 from pathlib import Path
 
@@ -90,3 +91,20 @@ async def test_a_command_after_the_end_fails_instead_of_waiting(engine: Engine) 
     await running.stop()
     with pytest.raises(EngineStopped):
         await asyncio.wait_for(running.load(), 5)
+
+
+async def test_an_engine_whose_blocks_are_all_reserved_sleeps_until_something_changes(engine: Engine) -> None:
+    """Waiting work that cannot run must not keep a core busy."""
+    running = AsyncEngine(engine)
+    load = await running.load()
+    held, waiting = Sequence([1] * (load.total_blocks * 16 - 20), sequence().sampling), sequence(max_tokens=40)
+    async with running.hosting(waiting) as events:
+        async with running.hosting(held):
+            await running.call(lambda engine: engine.reserve(held))
+            running.post(lambda engine: engine.add(waiting))
+            assert (await running.load()).num_waiting == 1
+            before_s = time.process_time()
+            await asyncio.sleep(0.5)
+            assert time.process_time() - before_s < 0.2
+        assert len([event async for event in events]) == 41
+    await running.stop()

@@ -130,6 +130,24 @@ def test_an_activated_sequence_runs_at_the_next_step_and_computes_one_token() ->
     assert run_step(scheduler)[held] == 1
 
 
+def test_a_preempted_sequence_and_one_that_holds_its_blocks_do_not_wait_for_each_other() -> None:
+    """Each needs what the other holds: the prompt of 7 has no room for a second token in its own two blocks."""
+    scheduler = new_scheduler(num_blocks=6, block_size=4, max_num_seqs=1)
+    running, held = sequence(3, max_tokens=20), sequence(7, max_tokens=8, first_token=1)
+    scheduler.add(running)
+    run_step(scheduler)
+    scheduler.reserve(held)
+    while scheduler.num_preemptions == 0:
+        run_step(scheduler)
+    held.num_computed_tokens = 7
+    held.token_ids.append(0)
+    scheduler.activate(held)
+    for _ in range(60):
+        run_step(scheduler)
+    assert not scheduler.has_work
+    assert (running.num_output_tokens, held.num_output_tokens) == (20, 8 + 1 - 1)
+
+
 class AnyHistory(RuleBasedStateMachine):
     """After any sequence of events: free + used = total, nothing is in two places, the budget holds, work moves on."""
 

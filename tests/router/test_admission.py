@@ -9,12 +9,13 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from common.errors import QueueFull, WorkerLost
+from common.errors import IncompatiblePeer, QueueFull, WorkerLost
+from common.kv_layout import KVLayout
 from common.pb import serving_pb2 as pb
 from common.sampling import SamplingParams
 from router.admission import PREFILL_QUEUE_TOKENS, Admission, Placement
 from router.policy import least_loaded
-from router.registry import Registry, Worker
+from router.registry import HEARTBEAT_LOST_S, Registry, Worker
 from router.request import Request
 
 ROLES = {"prefill": pb.ROLE_PREFILL, "decode": pb.ROLE_DECODE, "colocated": pb.ROLE_COLOCATED}
@@ -24,15 +25,17 @@ class Pool:
     """A registry with workers that nobody calls, and an admission in front of them."""
 
     def __init__(self, max_queued: int = 10) -> None:
-        self.registry = Registry()
+        self.registry = Registry("tiny")
         self.admission = Admission(self.registry, least_loaded, least_loaded, max_queued)
         self.workers: list[Worker] = []
 
-    def join(self, name: str, max_num_seqs: int = 1, free_blocks: int = 1000) -> Worker:
+    def join(self, name: str, max_num_seqs: int = 1, free_blocks: int = 1000, dtype: str = "float32") -> Worker:
         hello = pb.WorkerHello(
             worker_id=name,
             role=ROLES[name.partition("-")[0]],
             incarnation="i",
+            model="tiny",
+            layout=KVLayout("f00d", 4, 2, 8, dtype, "theta=10000").to_pb(),
             address="127.0.0.1:1",
             max_num_seqs=max_num_seqs,
             kv_capacity_tokens=16000,
@@ -177,6 +180,69 @@ async def test_a_replacement_is_another_prefill_worker_or_nobody(pool: Pool) -> 
         assert (replaced.prefill, replaced.decode) == (other, placement.decode)
         async with pool.admission.prefilling(replaced):
             assert other.num_assigned == 1
+
+
+async def test_only_workers_whose_kv_fits_are_paired(pool: Pool) -> None:
+    pool.join("prefill-0", dtype="float32")
+    pool.join("decode-0", 10, dtype="bfloat16")
+    assert "layouts differ in dtype" in str(pool.registry.not_ready_reason())
+    with pytest.raises(WorkerLost, match="dtype"):
+        await _placed(pool)
+    fitting = pool.join("prefill-1", dtype="bfloat16")
+    assert pool.registry.not_ready_reason() is None
+    for _ in range(20):
+        assert (await _placed(pool)).prefill is fitting
+
+
+async def test_a_worker_that_was_lost_is_not_chosen_before_it_is_heard_of_again(pool: Pool) -> None:
+    lost, other, _ = pool.join("prefill-0"), pool.join("prefill-1"), pool.join("decode-0", 10)
+    with pytest.raises(WorkerLost), lost.called():
+        raise WorkerLost("injected")
+    for _ in range(20):
+        assert (await _placed(pool)).prefill is other
+    lost.heard(pb.WorkerLoad())
+    assert {(await _placed(pool)).prefill for _ in range(40)} == {lost, other}
+
+
+async def test_a_worker_whose_heartbeat_stopped_is_not_fit(pool: Pool) -> None:
+    pool.join("prefill-0")
+    silent = pool.join("decode-0")
+    assert pool.registry.not_ready_reason() is None
+    silent.heartbeat_s -= HEARTBEAT_LOST_S
+    assert pool.registry.not_ready_reason() == "no decode worker is alive"
+
+
+async def test_a_second_worker_of_the_same_name_or_of_another_model_is_refused(pool: Pool) -> None:
+    first = pool.join("decode-0")
+    with pytest.raises(IncompatiblePeer, match="another --name"):
+        pool.join("decode-0")
+    assert pool.registry.workers == [first]
+    hello = pb.WorkerHello(worker_id="decode-1", role=pb.ROLE_DECODE, model="other", address="127.0.0.1:1")
+    stranger = Worker(hello)
+    pool.workers.append(stranger)
+    with pytest.raises(IncompatiblePeer, match="'other'"):
+        pool.registry.join(stranger)
+
+
+async def test_a_retry_goes_to_the_front_of_a_queue_that_is_full() -> None:
+    pool = Pool(max_queued=1)
+    pool.join("prefill-0")
+    pool.join("decode-0", max_num_seqs=1)
+    order: list[str] = []
+
+    async def one(name: str, *, is_retry: bool) -> None:
+        async with pool.admission.place(request(), is_retry=is_retry):
+            order.append(name)
+
+    async with pool.admission.place(request(), is_retry=False):
+        fresh = asyncio.create_task(one("fresh", is_retry=False))
+        while not pool.admission.num_queued:
+            await asyncio.sleep(0)
+        again = asyncio.create_task(one("again", is_retry=True))
+        while pool.admission.num_queued < 2:
+            await asyncio.sleep(0)
+    await asyncio.gather(fresh, again)
+    assert order == ["again", "fresh"]
 
 
 async def _placed(pool: Pool, *, is_retry: bool = False, num_tokens: int = 10) -> Placement:
