@@ -16,7 +16,7 @@ from engine.attention.base import AttentionBackend
 from engine.batch import build_batch
 from engine.block_manager import CacheEvents, slot_mapping
 from engine.kv_cache import KVCache
-from engine.model.llama import Llama
+from engine.model.decoder import Decoder
 from engine.sampler import sample
 from engine.scheduler import Scheduler
 from engine.sequence import SampledToken, ScheduledSequence, Sequence
@@ -75,7 +75,7 @@ class Engine:
 
     def __init__(
         self,
-        model: Llama,
+        model: Decoder,
         attention: AttentionBackend,
         kv_cache: KVCache,
         scheduler: Scheduler,

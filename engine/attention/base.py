@@ -31,6 +31,8 @@ class AttentionMetadata:
 class AttentionBackend(Protocol):
     """Causal attention of a step's queries over the paged cache of one layer.
 
+    window: how many tokens a query sees, itself included; None: all up to itself. A window only masks: the KV cache
+    goes on holding every token, so blocks, prefix cache and KV transfer need not know of it.
     A backend may be given several steps' metadata in turn; it keeps no state that outlives a step.
     """
 
@@ -43,6 +45,7 @@ class AttentionBackend(Protocol):
         value_cache: Tensor,  # like key_cache
         metadata: AttentionMetadata,
         scale: float,
+        window: int | None = None,
     ) -> Tensor:  # [num_tokens, num_heads, head_dim]
         ...
 

@@ -23,12 +23,19 @@ class CpuAttention:
     def __init__(self, device: torch.device) -> None:
         if device.type != "cpu":
             raise ConfigError(f"attention backend 'cpu' does not run on {device}; use auto or flash")
-        self._plan: _StepPlan | None = None
+        self._metadata: AttentionMetadata | None = None
+        self._plans: dict[_View, _StepPlan] = {}  # of the step that _metadata describes
 
     def __call__(
-        self, query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata, scale: float
+        self,
+        query: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        metadata: AttentionMetadata,
+        scale: float,
+        window: int | None = None,
     ) -> Tensor:
-        plan = self._step_plan(metadata, key_cache.shape[1], query.dtype)
+        plan = self._step_plan(metadata, _View(key_cache.shape[1], query.dtype, window))
         key_slots, value_slots = key_cache.flatten(0, 1), value_cache.flatten(0, 1)  # [slots, kv heads, head_dim]
         out = torch.empty_like(query)
         for decode in plan.decode_groups:
@@ -39,40 +46,49 @@ class CpuAttention:
             out[rows] = _attend_prefill(query[rows], key_slots, value_slots, prefill, scale)
         return out
 
-    def _step_plan(self, metadata: AttentionMetadata, block_size: int, dtype: torch.dtype) -> _StepPlan:
-        """What depends on the step but not on the layer: worked out at the step's first layer, used by the rest."""
-        if self._plan is None or not self._plan.is_for(metadata, block_size, dtype):
-            self._plan = _plan_step(metadata, block_size, dtype)
-        return self._plan
+    def _step_plan(self, metadata: AttentionMetadata, view: _View) -> _StepPlan:
+        """What layers of one step share: worked out by the first that looks at the cache this way."""
+        if self._metadata is not metadata:
+            self._metadata, self._plans = metadata, {}
+        if view not in self._plans:
+            self._plans[view] = _plan_step(metadata, view)
+        return self._plans[view]
+
+
+@dataclass(frozen=True)
+class _View:
+    """How a layer looks at the cache; most models have one, those with a window in some layers only have two."""
+
+    block_size: int
+    dtype: torch.dtype
+    window: int | None
+
+    def first_visible(self, position: int) -> int:
+        """The earliest position that a query at `position` sees."""
+        return 0 if self.window is None else max(0, position + 1 - self.window)
 
 
 @dataclass(frozen=True)
 class _DecodeGroup:
-    """Sequences that add one token each, padded to the longest of them."""
+    """Sequences that add one token each, padded to the one that sees most."""
 
     rows: Tensor  # [n] int64, their query rows
     slots: Tensor  # [n * max_len] int64
-    mask: Tensor | None  # [n, 1, 1, max_len], 0 or -inf; None when all are equally long
+    mask: Tensor | None  # [n, 1, 1, max_len], 0 or -inf; None when all see equally much
 
 
 @dataclass(frozen=True)
 class _Prefill:
     start: int  # its query rows [start, end)
     end: int
-    slots: Tensor  # [seq_len] int64
-    mask: Tensor | None  # [query_len, seq_len], 0 or -inf; None when the chunk is the whole sequence
+    slots: Tensor  # [visible] int64, from the first token that any of the rows sees to the last
+    mask: Tensor | None  # [query_len, visible], 0 or -inf; None when the chunk is the whole sequence and sees it all
 
 
 @dataclass(frozen=True)
 class _StepPlan:
-    metadata: AttentionMetadata
-    block_size: int
-    dtype: torch.dtype
     decode_groups: list[_DecodeGroup]
     prefills: list[_Prefill]
-
-    def is_for(self, metadata: AttentionMetadata, block_size: int, dtype: torch.dtype) -> bool:
-        return self.metadata is metadata and self.block_size == block_size and self.dtype == dtype
 
 
 def _attend_decode(query: Tensor, keys: Tensor, values: Tensor, group: _DecodeGroup, scale: float) -> Tensor:
@@ -100,15 +116,16 @@ def _attend_prefill(query: Tensor, keys: Tensor, values: Tensor, prefill: _Prefi
     return attended.permute(2, 0, 1, 3).reshape(query_len, num_heads, head_dim)
 
 
-def _plan_step(metadata: AttentionMetadata, block_size: int, dtype: torch.dtype) -> _StepPlan:
-    groups = _group_by_length(metadata.seq_lens_list[: metadata.num_decodes])
-    decode_groups = [_decode_group(metadata, rows, block_size, dtype) for rows in groups]
+def _plan_step(metadata: AttentionMetadata, view: _View) -> _StepPlan:
+    decode_lens = metadata.seq_lens_list[: metadata.num_decodes]
+    groups = _group_by_length([length - view.first_visible(length - 1) for length in decode_lens])
+    decode_groups = [_decode_group(metadata, rows, view) for rows in groups]
     prefills = []
     start = metadata.num_decodes
     for i in range(metadata.num_decodes, len(metadata.query_lens_list)):
-        prefills.append(_prefill(metadata, i, start, block_size, dtype))
+        prefills.append(_prefill(metadata, i, start, view))
         start = prefills[-1].end
-    return _StepPlan(metadata, block_size, dtype, decode_groups, prefills)
+    return _StepPlan(decode_groups, prefills)
 
 
 def _group_by_length(lengths: list[int]) -> list[list[int]]:
@@ -122,25 +139,29 @@ def _group_by_length(lengths: list[int]) -> list[list[int]]:
     return groups
 
 
-def _decode_group(metadata: AttentionMetadata, indices: list[int], block_size: int, dtype: torch.dtype) -> _DecodeGroup:
+def _decode_group(metadata: AttentionMetadata, indices: list[int], view: _View) -> _DecodeGroup:
     rows = torch.tensor(indices)
-    seq_lens = metadata.seq_lens[rows].long()
-    positions = torch.arange(int(seq_lens[-1]))
-    is_padding = positions >= seq_lens[:, None]  # [n, max_len]
+    last = [metadata.seq_lens_list[i] - 1 for i in indices]
+    first = [view.first_visible(position) for position in last]
+    num_visible = last[-1] + 1 - first[-1]  # the group's longest comes last
+    positions = torch.tensor(first)[:, None] + torch.arange(num_visible)  # [n, max_len]
+    last_positions = torch.tensor(last)[:, None]
+    is_padding = positions > last_positions
     # Padding reads the sequence's own last token: unwritten slots may hold NaN, which no mask takes back.
-    padded = torch.minimum(positions, seq_lens[:, None] - 1)
-    slots = _slots(metadata.block_table[rows], padded, block_size)
-    mask = _additive(is_padding, dtype)[:, None, None, :] if is_padding.any() else None
+    slots = _slots(metadata.block_table[rows], torch.minimum(positions, last_positions), view.block_size)
+    mask = _additive(is_padding, view.dtype)[:, None, None, :] if is_padding.any() else None
     return _DecodeGroup(rows, slots.flatten(), mask)
 
 
-def _prefill(metadata: AttentionMetadata, i: int, start: int, block_size: int, dtype: torch.dtype) -> _Prefill:
+def _prefill(metadata: AttentionMetadata, i: int, start: int, view: _View) -> _Prefill:
     query_len, seq_len = metadata.query_lens_list[i], metadata.seq_lens_list[i]
-    positions = torch.arange(seq_len)
-    slots = _slots(metadata.block_table[i : i + 1], positions[None], block_size)[0]
+    first = view.first_visible(seq_len - query_len)
+    positions = torch.arange(first, seq_len)
+    slots = _slots(metadata.block_table[i : i + 1], positions[None], view.block_size)[0]
     mask = None
-    if query_len < seq_len:
-        mask = _additive(positions > positions[seq_len - query_len :, None], dtype)
+    if query_len < seq_len or view.first_visible(seq_len - 1) > 0:
+        distance = torch.arange(seq_len - query_len, seq_len)[:, None] - positions  # [query_len, visible]
+        mask = _additive((distance < 0) | (distance >= (view.window or seq_len)), view.dtype)
     return _Prefill(start, start + query_len, slots, mask)
 
 

@@ -25,16 +25,27 @@ class FlashAttention:
             raise ConfigError(f"attention backend 'flash' needs a CUDA device, not {device}; use auto or cpu")
 
     def __call__(
-        self, query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata, scale: float
+        self,
+        query: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        metadata: AttentionMetadata,
+        scale: float,
+        window: int | None = None,
     ) -> Tensor:
         _require_fit(query, key_cache)
         if flash_attn_varlen_func is None:
-            return torch_varlen(query, key_cache, value_cache, metadata, scale)
-        return flash_varlen(query, key_cache, value_cache, metadata, scale)
+            return torch_varlen(query, key_cache, value_cache, metadata, scale, window)
+        return flash_varlen(query, key_cache, value_cache, metadata, scale, window)
 
 
 def flash_varlen(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata, scale: float
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    metadata: AttentionMetadata,
+    scale: float,
+    window: int | None = None,
 ) -> Tensor:
     # flash-attn takes key lengths as running sums even where a block table says where the keys are.
     key_start_loc = torch.nn.functional.pad(metadata.seq_lens.cumsum(0, dtype=torch.int32), (1, 0))
@@ -48,13 +59,19 @@ def flash_varlen(
         max_seqlen_k=metadata.max_seq_len,
         softmax_scale=scale,
         causal=True,
+        window_size=_window_size(window),
         block_table=metadata.block_table,
     )
     return out
 
 
 def torch_varlen(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata, scale: float
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    metadata: AttentionMetadata,
+    scale: float,
+    window: int | None = None,
 ) -> Tensor:
     out = varlen_attn(
         query,
@@ -65,13 +82,18 @@ def torch_varlen(
         metadata.max_query_len,
         metadata.max_seq_len,
         scale=scale,
-        window_size=(-1, 0),  # causal, aligned to the last key
+        window_size=_window_size(window),
         enable_gqa=True,
         seqused_k=metadata.seq_lens,
         block_table=metadata.block_table,
     )
     assert isinstance(out, Tensor)
     return out
+
+
+def _window_size(window: int | None) -> tuple[int, int]:
+    """Keys visible to the left and right of a query, itself not counted; -1: all. Aligned to the last key."""
+    return (-1 if window is None else window - 1, 0)
 
 
 def _require_fit(query: Tensor, key_cache: Tensor) -> None:

@@ -12,7 +12,13 @@ class TorchReferenceAttention:
     name = "torch_reference"
 
     def __call__(
-        self, query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata, scale: float
+        self,
+        query: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        metadata: AttentionMetadata,
+        scale: float,
+        window: int | None = None,
     ) -> Tensor:
         out = torch.empty_like(query)
         start = 0
@@ -20,7 +26,7 @@ class TorchReferenceAttention:
             rows = slice(start, start + query_len)
             keys = gather_sequence(key_cache, metadata.block_table[i], seq_len)
             values = gather_sequence(value_cache, metadata.block_table[i], seq_len)
-            out[rows] = attend(query[rows], keys, values, scale)
+            out[rows] = attend(query[rows], keys, values, scale, window)
             start += query_len
         return out
 
@@ -31,8 +37,8 @@ def gather_sequence(cache: Tensor, block_table: Tensor, seq_len: int) -> Tensor:
     return cache[block_table[:num_blocks].long()].flatten(0, 1)[:seq_len]
 
 
-def attend(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-    """The query rows are the last ones of the sequence; each sees itself and everything before it.
+def attend(query: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None = None) -> Tensor:
+    """The query rows are the last ones of the sequence; each sees itself and what is before it, as far as the window.
 
     query [query_len, num_heads, head_dim]; keys, values [seq_len, num_kv_heads, head_dim].
     """
@@ -43,6 +49,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
     v = values.float().repeat_interleave(group, dim=1).transpose(0, 1)
 
     positions = torch.arange(seq_len, device=query.device)
-    is_visible = positions[None, :] <= positions[seq_len - query_len :, None]  # [query_len, seq_len]
+    distance = positions[seq_len - query_len :, None] - positions[None, :]  # [query_len, seq_len]
+    is_visible = (distance >= 0) & (distance < (window or seq_len))
     scores = (q @ k.transpose(1, 2) * scale).masked_fill(~is_visible, float("-inf"))
     return (scores.softmax(dim=-1) @ v).transpose(0, 1).to(query.dtype)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 
 from common.errors import ModelError
+
+MAX_LAYERS = 4096  # far above any model: a damaged number must not make us build tables of its size
+EXPERT_SIZE_MULTIPLE = 8  # torch's grouped matrix product wants rows of whole 16 bytes
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,22 @@ class RopeConfig:
 
 
 @dataclass(frozen=True)
+class ExpertsConfig:
+    """A mixture of experts, each of them a SwiGLU, in place of a layer's MLP."""
+
+    num_experts: int
+    num_active: int  # experts that each token goes through
+    intermediate_size: int  # of one expert
+    is_renormalised: bool  # the probabilities of a token's experts are scaled to add up to 1
+    dense_layers: tuple[int, ...] = ()  # layers that have an ordinary MLP all the same
+
+
+@dataclass(frozen=True)
 class ModelConfig:
-    """A decoder-only transformer of the Llama family: RMSNorm, rotary GQA attention, SwiGLU."""
+    """A decoder-only transformer: RMSNorm, rotary GQA attention, SwiGLU. Families differ in what these fields say.
+
+    A field added later gets a default that means "as before": models without it keep their fingerprint.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -62,6 +79,21 @@ class ModelConfig:
     attention_output_bias: bool
     max_position_embeddings: int
     eos_token_ids: tuple[int, ...]
+    qk_norm: bool = False  # RMSNorm over each head of q and k, before they are turned
+    windows: tuple[int | None, ...] = ()  # per layer, how many tokens a query sees; empty: all of them, everywhere
+    experts: ExpertsConfig | None = None
+
+    def window(self, layer: int) -> int | None:
+        return self.windows[layer] if self.windows else None
+
+    def experts_in(self, layer: int) -> ExpertsConfig | None:
+        return None if self.experts is None or layer in self.experts.dense_layers else self.experts
+
+    def describe(self) -> str:
+        """Canonical, for the fingerprint: what differs from a default, and whatever has none."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        told = (f.name for f in fields(self) if f.default is MISSING or values[f.name] != f.default)
+        return f"ModelConfig({', '.join(f'{name}={values[name]!r}' for name in told)})"
 
 
 def check_config(config: ModelConfig, source: str) -> None:
@@ -75,3 +107,15 @@ def check_config(config: ModelConfig, source: str) -> None:
     divisors = config.rope.frequency_divisors
     if divisors and len(divisors) != config.head_dim // 2:
         raise ModelError(f"{source}: {len(divisors)} rotary divisors for {config.head_dim // 2} frequencies")
+    if config.experts is not None:
+        _check_experts(config.experts, config.hidden_size, source)
+
+
+def _check_experts(experts: ExpertsConfig, hidden_size: int, source: str) -> None:
+    if experts.num_active > experts.num_experts:
+        raise ModelError(f"{source}: {experts.num_active} of {experts.num_experts} experts per token are too many")
+    if hidden_size % EXPERT_SIZE_MULTIPLE or experts.intermediate_size % EXPERT_SIZE_MULTIPLE:
+        raise ModelError(
+            f"{source}: experts of {hidden_size} x {experts.intermediate_size} are not supported: both must be "
+            f"multiples of {EXPERT_SIZE_MULTIPLE}"
+        )

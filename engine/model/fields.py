@@ -25,10 +25,12 @@ class Fields:
         value = self.values.get(self.prefix + key)
         return default if value is None else value
 
-    def positive_int(self, key: str, default: int | None = None) -> int:
+    def positive_int(self, key: str, default: int | None = None, at_most: int | None = None) -> int:
         value = self.get(key, default)
         if type(value) is not int or value < 1:
             raise self._malformed(key, value, "a whole number above 0")
+        if at_most is not None and value > at_most:
+            raise self._malformed(key, value, f"at most {at_most}")
         return value
 
     def positive_float(self, key: str, default: float | None = None) -> float:

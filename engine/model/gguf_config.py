@@ -1,30 +1,28 @@
-"""ModelConfig from a GGUF file's metadata."""
+"""ModelConfig from a GGUF file's metadata, whose keys are the same for all families."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
 from common.errors import ModelError
-from engine.model.config import ModelConfig, RopeConfig, check_config
+from engine.model.config import MAX_LAYERS, ExpertsConfig, ModelConfig, RopeConfig, check_config
+from engine.model.families.catalog import find_gguf_family
+from engine.model.families.windows import window_in_all_layers
 from engine.model.fields import Fields
 from engine.model.gguf_file import GGUFFile, GGUFTensorInfo
 
-SUPPORTED_ARCHITECTURES = ("llama", "qwen2")
 EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
 def read_gguf_config(file: GGUFFile) -> ModelConfig:
     """Raises: ModelError naming the file and the key that is missing, malformed or not supported."""
     source = str(file.path)
-    architecture = file.metadata.get("general.architecture")
-    if architecture not in SUPPORTED_ARCHITECTURES:
-        supported = ", ".join(SUPPORTED_ARCHITECTURES)
-        raise ModelError(f"{source}: general.architecture is {architecture!r}; supported are {supported}")
-    fields = Fields(file.metadata, source, prefix=f"{architecture}.")
-    if fields.get("expert_count", 0):
-        raise ModelError(f"{source}: mixture-of-experts models are not supported")
+    family = find_gguf_family(file.metadata.get("general.architecture"), source)
+    fields = Fields(file.metadata, source, prefix=f"{family.gguf_architecture}.")
 
     num_heads = fields.positive_int("attention.head_count")
     hidden_size = fields.positive_int("embedding_length")
@@ -35,7 +33,7 @@ def read_gguf_config(file: GGUFFile) -> ModelConfig:
         vocab_size=_vocab_size(file),
         hidden_size=hidden_size,
         intermediate_size=fields.positive_int("feed_forward_length"),
-        num_layers=fields.positive_int("block_count"),
+        num_layers=fields.positive_int("block_count", at_most=MAX_LAYERS),
         num_heads=num_heads,
         num_kv_heads=fields.positive_int("attention.head_count_kv", num_heads),
         head_dim=head_dim,
@@ -46,7 +44,11 @@ def read_gguf_config(file: GGUFFile) -> ModelConfig:
         attention_output_bias="blk.0.attn_output.bias" in file.tensors,
         max_position_embeddings=fields.positive_int("context_length"),
         eos_token_ids=_eos_token_ids(file),
+        qk_norm=family.qk_norm,
+        experts=_experts(fields),
     )
+    if fields.get("attention.sliding_window", 0):
+        config = replace(config, windows=window_in_all_layers(fields, config, "attention.sliding_window"))
     check_config(config, source)
     return config
 
@@ -70,6 +72,17 @@ def _rope(file: GGUFFile, fields: Fields) -> RopeConfig:
     if kind == "linear":
         return RopeConfig(theta, linear_factor=fields.positive_float("rope.scaling.factor"))
     raise ModelError(f"{file.path}: rotary scaling {kind!r} is not supported; supported are none and linear")
+
+
+def _experts(fields: Fields) -> ExpertsConfig | None:
+    if not fields.get("expert_count", 0):
+        return None
+    return ExpertsConfig(
+        num_experts=fields.positive_int("expert_count"),
+        num_active=fields.positive_int("expert_used_count"),
+        intermediate_size=fields.positive_int("expert_feed_forward_length", fields.get("feed_forward_length")),
+        is_renormalised=fields.boolean("expert_weights_norm", True),  # unsaid for Mixtral and Qwen3-MoE, whose are
+    )
 
 
 def _positive_floats(file: GGUFFile, tensor: GGUFTensorInfo) -> tuple[float, ...]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +13,12 @@ from gguf.quants import dequantize
 from torch import Tensor
 
 from common.errors import ModelError
+from engine.model.families.catalog import find_gguf_family
 from engine.model.gguf_config import read_gguf_config
-from engine.model.gguf_file import read_gguf
+from engine.model.gguf_file import GGUFTensorInfo, read_gguf
+from engine.model.names import numbers_in, translate
 
-# Hugging Face name -> GGUF name; {} is the layer's index, and .weight or .bias follows on both sides.
+# The engine's name -> GGUF's, the same for all families; a layer's experts are one tensor, [experts, rows, columns].
 NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -27,10 +28,16 @@ NAMES = {
     "model.layers.{}.self_attn.k_proj": "blk.{}.attn_k",
     "model.layers.{}.self_attn.v_proj": "blk.{}.attn_v",
     "model.layers.{}.self_attn.o_proj": "blk.{}.attn_output",
+    "model.layers.{}.self_attn.q_norm": "blk.{}.attn_q_norm",
+    "model.layers.{}.self_attn.k_norm": "blk.{}.attn_k_norm",
     "model.layers.{}.post_attention_layernorm": "blk.{}.ffn_norm",
     "model.layers.{}.mlp.gate_proj": "blk.{}.ffn_gate",
     "model.layers.{}.mlp.up_proj": "blk.{}.ffn_up",
     "model.layers.{}.mlp.down_proj": "blk.{}.ffn_down",
+    "model.layers.{}.mlp.gate": "blk.{}.ffn_gate_inp",
+    "model.layers.{}.mlp.experts.{}.gate_proj": "blk.{}.ffn_gate_exps",
+    "model.layers.{}.mlp.experts.{}.up_proj": "blk.{}.ffn_up_exps",
+    "model.layers.{}.mlp.experts.{}.down_proj": "blk.{}.ffn_down_exps",
 }
 KINDS = (
     *(GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16),
@@ -45,21 +52,29 @@ class GGUFCheckpoint:
     def __init__(self, path: Path) -> None:
         self._file = read_gguf(path)
         self.config = read_gguf_config(self._file)
-        self._is_permuted = self._file.metadata["general.architecture"] == "llama"
+        self._family = find_gguf_family(self._file.metadata.get("general.architecture"), str(path))
 
     def tensor(self, name: str) -> GGUFTensor:
         """Raises: ModelError."""
-        gguf_name = translate(name)
+        gguf_name = translate(name, NAMES)
         info = self._file.tensors.get(gguf_name)
         if info is None:
             raise ModelError(f"{self._file.path} has no tensor {gguf_name}; fetch the model again")
         if info.kind not in KINDS:
             supported = ", ".join(kind.name for kind in KINDS)
             raise ModelError(f"{self._file.path}: {gguf_name} is stored as {info.kind.name}; supported are {supported}")
+        if ".experts." in name:
+            info = self._expert(info, numbers_in(name)[-1])
         return GGUFTensor(info.kind, info.shape, info.data, self._permuted_heads(name))
 
+    def _expert(self, info: GGUFTensorInfo, index: int) -> GGUFTensorInfo:
+        if len(info.shape) != 3 or index >= info.shape[0]:
+            raise ModelError(f"{self._file.path}: {info.name} has shape {list(info.shape)} and no expert {index}")
+        num_rows = info.shape[1]
+        return replace(info, shape=info.shape[1:], data=info.data[index * num_rows : (index + 1) * num_rows])
+
     def _permuted_heads(self, name: str) -> int | None:
-        if not self._is_permuted:
+        if not self._family.gguf_permutes_heads:
             return None
         if ".q_proj." in name:
             return self.config.num_heads
@@ -96,15 +111,6 @@ class GGUFTensor:
             with np.errstate(invalid="ignore", over="ignore"):  # damaged scales: the loader looks at what came out
                 chunk = dequantize(rows[start : start + step], self.kind)
             target[start : start + step].copy_(torch.from_numpy(chunk))
-
-
-def translate(name: str) -> str:
-    """model.layers.3.mlp.up_proj.weight -> blk.3.ffn_up.weight"""
-    stem, suffix = name.rsplit(".", 1)
-    index = re.search(r"\d+", stem)
-    if index is None:
-        return f"{NAMES[stem]}.{suffix}"
-    return f"{NAMES[stem.replace(index.group(), '{}')].format(index.group())}.{suffix}"
 
 
 def unpermute(rows: npt.NDArray[np.uint8], num_heads: int) -> npt.NDArray[np.uint8]:

@@ -7,18 +7,24 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ModelError
-from engine.model.config import Llama3Scaling, ModelConfig, RopeConfig, check_config
+from engine.model.config import MAX_LAYERS, Llama3Scaling, ModelConfig, RopeConfig, check_config
+from engine.model.families.catalog import find_hf_family
+from engine.model.families.family import Family
 from engine.model.fields import Fields
 
-SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
+
+def read_hf_family(folder: Path) -> Family:
+    """Raises: ModelError when config.json names no supported one."""
+    path = folder / "config.json"
+    return find_hf_family(read_json_object(path).get("architectures"), str(path))
 
 
 def read_hf_config(folder: Path) -> ModelConfig:
     """Raises: ModelError naming the file and the key that is missing, malformed or not supported."""
+    family = read_hf_family(folder)
     path = folder / "config.json"
     fields = Fields(read_json_object(path), source=str(path))
-    architecture = _architecture(fields, path)
-    _refuse_unsupported(fields, architecture, path)
+    _refuse_unsupported(fields, path)
 
     num_heads = fields.positive_int("num_attention_heads")
     hidden_size = fields.positive_int("hidden_size")
@@ -27,18 +33,20 @@ def read_hf_config(folder: Path) -> ModelConfig:
         vocab_size=fields.positive_int("vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=fields.positive_int("intermediate_size"),
-        num_layers=fields.positive_int("num_hidden_layers"),
+        num_layers=fields.positive_int("num_hidden_layers", at_most=MAX_LAYERS),
         num_heads=num_heads,
         num_kv_heads=fields.positive_int("num_key_value_heads", num_heads),
         head_dim=fields.positive_int("head_dim", max(1, hidden_size // num_heads)),
         rms_norm_eps=fields.positive_float("rms_norm_eps", 1e-6),
         rope=_rope(fields, path),
         tie_word_embeddings=fields.boolean("tie_word_embeddings", False),
-        attention_bias=has_bias or architecture == "Qwen2ForCausalLM",
-        attention_output_bias=has_bias and architecture == "LlamaForCausalLM",
+        attention_bias=has_bias,
+        attention_output_bias=has_bias,
         max_position_embeddings=fields.positive_int("max_position_embeddings"),
         eos_token_ids=_eos_token_ids(folder, fields),
+        qk_norm=family.qk_norm,
     )
+    config = family.read_hf(fields, config)
     check_config(config, str(path))
     return config
 
@@ -56,25 +64,13 @@ def read_json_object(path: Path) -> dict[str, Any]:
     return tree
 
 
-def _architecture(fields: Fields, path: Path) -> str:
-    named = fields.get("architectures")
-    for architecture in named if isinstance(named, list) else []:
-        if architecture in SUPPORTED_ARCHITECTURES:
-            return str(architecture)
-    raise ModelError(f"{path}: architectures is {named!r}; supported are {', '.join(SUPPORTED_ARCHITECTURES)}")
-
-
-def _refuse_unsupported(fields: Fields, architecture: str, path: Path) -> None:
+def _refuse_unsupported(fields: Fields, path: Path) -> None:
     if fields.get("quantization_config") is not None:
         raise ModelError(f"{path}: quantised safetensors are not supported; use the unquantised model or a .gguf file")
     if fields.get("hidden_act", "silu") != "silu":
         raise ModelError(f"{path}: hidden_act is {fields.get('hidden_act')!r}; only 'silu' is supported")
     if fields.boolean("mlp_bias", False):
         raise ModelError(f"{path}: mlp_bias is not supported")
-    context = fields.positive_int("max_position_embeddings")
-    uses_window = fields.boolean("use_sliding_window", False) if architecture == "Qwen2ForCausalLM" else True
-    if uses_window and fields.positive_int("sliding_window", context) < context:
-        raise ModelError(f"{path}: sliding-window attention is not supported (sliding_window is below {context})")
 
 
 def _rope(fields: Fields, path: Path) -> RopeConfig:

@@ -14,7 +14,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from common.errors import ModelError
-from engine.model.hf_config import read_hf_config, read_json_object
+from engine.model.hf_config import read_hf_config, read_hf_family, read_json_object
+from engine.model.names import translate
 
 DTYPES = ("F32", "F16", "BF16")
 INDEX_NAME = "model.safetensors.index.json"
@@ -25,6 +26,7 @@ class SafetensorsCheckpoint:
 
     def __init__(self, folder: Path) -> None:
         self.config = read_hf_config(folder)
+        self._names = read_hf_family(folder).hf_names
         self._folder = folder
         self._file_of: dict[str, tuple[Path, Any]] = {}  # tensor name -> its file and that file's open handle
         for path in _weight_files(folder):
@@ -34,6 +36,7 @@ class SafetensorsCheckpoint:
 
     def tensor(self, name: str) -> SafetensorsTensor:
         """Raises: ModelError."""
+        name = translate(name, self._names)
         if name not in self._file_of:
             raise ModelError(f"{self._folder} has no tensor {name}; fetch the model again")
         path, handle = self._file_of[name]

@@ -13,13 +13,14 @@ from torch import Tensor
 
 from common.errors import ModelError
 from engine.model.config import ModelConfig
-from engine.model.llama import Llama
+from engine.model.decoder import Decoder
+from engine.model.placements import Placement, placements
 from engine.model.safetensors_weights import SafetensorsCheckpoint
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    model: Llama
+    model: Decoder
     config: ModelConfig
     fingerprint: str  # hex; equal on two workers exactly when they loaded the same weights
     rope: str  # canonical description of the rotary embedding
@@ -45,7 +46,7 @@ class StoredTensor(Protocol):
 
 
 class Checkpoint(Protocol):
-    """An open model file or folder. Tensors go by their Hugging Face names, whatever the file calls them."""
+    """An open model file or folder. Tensors go by the engine's names (see Family), whatever the file calls them."""
 
     config: ModelConfig
 
@@ -62,9 +63,9 @@ def load_model(path: Path, dtype: torch.dtype, device: torch.device) -> LoadedMo
     config = checkpoint.config
     # Shapes before memory: a wrong config must fail by name, not by an allocation of its size.
     placed = list(_placed(checkpoint, path))
-    model = Llama(config, dtype, device)
+    model = Decoder(config, dtype, device)
     parameters = dict(model.named_parameters())
-    digest = hashlib.sha256(repr(config).encode())
+    digest = hashlib.sha256(config.describe().encode())
     for placement, stored in placed:
         digest.update(f"{placement.name} {stored.shape} {stored.source_dtype}".encode())
         for offset, num_bytes in sample_windows(stored.num_bytes):
@@ -84,41 +85,6 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
         return GGUFCheckpoint(path)
     raise ModelError(f"{path} is neither a Hugging Face folder nor a .gguf file")
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Where a named weight goes: rows [row, row + shape[0]) of one of the model's parameters."""
-
-    name: str
-    parameter: str
-    shape: tuple[int, ...]
-    row: int = 0
-
-
-def placements(config: ModelConfig) -> Iterator[Placement]:
-    """Every weight that a model of this config consists of."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    yield Placement("model.embed_tokens.weight", "embed_tokens.weight", (config.vocab_size, hidden))
-    for index in range(config.num_layers):
-        theirs, ours = f"model.layers.{index}", f"layers.{index}"
-        yield Placement(f"{theirs}.input_layernorm.weight", f"{ours}.attention_norm.weight", (hidden,))
-        for part, row, size in (("q_proj", 0, q), ("k_proj", q, kv), ("v_proj", q + kv, kv)):
-            fused = f"{ours}.self_attention.qkv_proj"
-            yield Placement(f"{theirs}.self_attn.{part}.weight", f"{fused}.weight", (size, hidden), row)
-            if config.attention_bias:
-                yield Placement(f"{theirs}.self_attn.{part}.bias", f"{fused}.bias", (size,), row)
-        yield Placement(f"{theirs}.self_attn.o_proj.weight", f"{ours}.self_attention.o_proj.weight", (hidden, q))
-        if config.attention_output_bias:
-            yield Placement(f"{theirs}.self_attn.o_proj.bias", f"{ours}.self_attention.o_proj.bias", (hidden,))
-        yield Placement(f"{theirs}.post_attention_layernorm.weight", f"{ours}.mlp_norm.weight", (hidden,))
-        for part, row in (("gate_proj", 0), ("up_proj", inner)):
-            yield Placement(f"{theirs}.mlp.{part}.weight", f"{ours}.mlp.gate_up_proj.weight", (inner, hidden), row)
-        yield Placement(f"{theirs}.mlp.down_proj.weight", f"{ours}.mlp.down_proj.weight", (hidden, inner))
-    yield Placement("model.norm.weight", "norm.weight", (hidden,))
-    if not config.tie_word_embeddings:
-        yield Placement("lm_head.weight", "lm_head.weight", (config.vocab_size, hidden))
 
 
 def sample_windows(num_bytes: int, num_windows: int = 16, window: int = 256) -> list[tuple[int, int]]:

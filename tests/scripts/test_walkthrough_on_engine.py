@@ -1,4 +1,4 @@
-"""The walkthrough's statements (a) to (g) on the real engine: Llama over the paged cache, with random weights."""
+"""The walkthrough's statements (a) to (g) on the real engine: its decoder over the paged cache, with random weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from engine.block_manager import BlockManager, slot_mapping
 from engine.engine import Engine, EngineDescription, EngineLimits
 from engine.kv_cache import KVCache, KVCacheShape
 from engine.model.config import ModelConfig, RopeConfig
-from engine.model.llama import Llama
+from engine.model.decoder import Decoder
 from engine.scheduler import Scheduler
 from engine.sequence import SampledToken, ScheduledSequence, Sequence
 
@@ -42,8 +42,8 @@ GREEDY = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
-def model() -> Llama:
-    llama = Llama(CONFIG, torch.float32, CPU)
+def model() -> Decoder:
+    llama = Decoder(CONFIG, torch.float32, CPU)
     generator = torch.Generator().manual_seed(7)
     for parameter in llama.parameters():
         parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
@@ -54,11 +54,11 @@ def model() -> Llama:
 class Worker:
     """A model with a paged cache of its own: its own block size, its own block ids."""
 
-    model: Llama
+    model: Decoder
     kv_cache: KVCache
 
     @staticmethod
-    def new(model: Llama, block_size: int = 4, num_blocks: int = 256) -> Worker:
+    def new(model: Decoder, block_size: int = 4, num_blocks: int = 256) -> Worker:
         shape = KVCacheShape(CONFIG.num_layers, num_blocks, block_size, CONFIG.num_kv_heads, CONFIG.head_dim)
         return Worker(model, KVCache(shape, torch.float32, CPU))
 
@@ -101,7 +101,7 @@ def close(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and torch.allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
-def test_a_token_by_token_prefill_gives_the_same_cache_and_logits(model: Llama) -> None:
+def test_a_token_by_token_prefill_gives_the_same_cache_and_logits(model: Decoder) -> None:
     worker, prompt = Worker.new(model), tokens(11)
     at_once, one_by_one = sequence_of(prompt, (5, 0, 9)), sequence_of(prompt, (3, 8, 1))
     parallel = worker.compute((at_once, 11))
@@ -111,7 +111,7 @@ def test_a_token_by_token_prefill_gives_the_same_cache_and_logits(model: Llama) 
     assert close(worker.kv(at_once), worker.kv(one_by_one))
 
 
-def test_b_the_cache_is_k_and_v_per_layer(model: Llama) -> None:
+def test_b_the_cache_is_k_and_v_per_layer(model: Decoder) -> None:
     worker, sequence = Worker.new(model), sequence_of(tokens(3), (2,))
     worker.compute((sequence, 3))
     kv = worker.kv(sequence)
@@ -120,7 +120,7 @@ def test_b_the_cache_is_k_and_v_per_layer(model: Llama) -> None:
     assert worker.kv_cache.shape.num_elements_per_block == kv[:, :, :1].numel() * worker.kv_cache.shape.block_size
 
 
-def test_c_one_row_of_logits_but_every_rows_k_and_v(model: Llama) -> None:
+def test_c_one_row_of_logits_but_every_rows_k_and_v(model: Decoder) -> None:
     worker, prompt = Worker.new(model), tokens(6)
     sequence = sequence_of(prompt, (2, 4))
     assert worker.compute((sequence, 5)).shape == (0, CONFIG.vocab_size)  # a chunk before the last needs no logits
@@ -136,7 +136,7 @@ def test_c_one_row_of_logits_but_every_rows_k_and_v(model: Llama) -> None:
     assert not close(worker.compute((other, 1)), whole)
 
 
-def test_d_a_decode_step_is_the_last_row_of_the_whole(model: Llama) -> None:
+def test_d_a_decode_step_is_the_last_row_of_the_whole(model: Decoder) -> None:
     worker, prompt = Worker.new(model), tokens(3)
     whole, decode = AttentionSpy(), AttentionSpy()
     logits = worker.compute((sequence_of(prompt, (1,)), 3), attention=whole)
@@ -149,7 +149,7 @@ def test_d_a_decode_step_is_the_last_row_of_the_whole(model: Llama) -> None:
     assert close(logits, decoded)
 
 
-def test_e_new_tokens_do_not_see_later_new_tokens(model: Llama) -> None:
+def test_e_new_tokens_do_not_see_later_new_tokens(model: Decoder) -> None:
     worker, prompt = Worker.new(model), tokens(9)
     whole, chunk, changed = (
         sequence_of(prompt, (1, 2, 3)),
@@ -166,7 +166,7 @@ def test_e_new_tokens_do_not_see_later_new_tokens(model: Llama) -> None:
     assert torch.equal(worker.kv(changed)[:, :, :8], worker.kv(chunk)[:, :, :8])
 
 
-def test_f_a_mixed_step_is_one_batch_of_102_rows_and_equals_three_steps_apart(model: Llama) -> None:
+def test_f_a_mixed_step_is_one_batch_of_102_rows_and_equals_three_steps_apart(model: Decoder) -> None:
     worker = Worker.new(model)
     prompts = [tokens(501, seed=1), tokens(201, seed=2), tokens(100, seed=3)]
     tables = [range(126), range(126, 177), range(177, 202)]
@@ -196,7 +196,7 @@ def _finished(prompts: list[list[int]], tables: list[range]) -> list[Sequence]:
     return sequences
 
 
-def test_g_the_cache_moves_to_another_worker_with_other_blocks(model: Llama) -> None:
+def test_g_the_cache_moves_to_another_worker_with_other_blocks(model: Decoder) -> None:
     here, there = Worker.new(model, block_size=4), Worker.new(model, block_size=7)
     stayed, moved = sequence_of(tokens(10), (9, 2, 5, 0)), sequence_of(tokens(10), (3, 1))
     here.compute((stayed, 10))
@@ -225,7 +225,7 @@ class StepRecorder:
         self.sampled += sampled
 
 
-def new_engine(model: Llama, block_size: int) -> Engine:
+def new_engine(model: Decoder, block_size: int) -> Engine:
     worker = Worker.new(model, block_size)
     shape = worker.kv_cache.shape
     capacity = shape.num_blocks * block_size
@@ -249,14 +249,14 @@ def run_to_end(engine: Engine, recorder: StepRecorder) -> None:
     raise AssertionError("the engine still has work after 50 steps")
 
 
-def answer_alone(model: Llama, prompt: list[int]) -> list[int]:
+def answer_alone(model: Decoder, prompt: list[int]) -> list[int]:
     engine, sequence = new_engine(model, block_size=4), Sequence(list(prompt), GREEDY)
     engine.add(sequence)
     run_to_end(engine, StepRecorder())
     return sequence.token_ids[len(prompt) :]
 
 
-def test_f_the_engine_runs_the_mixed_step_and_every_answer_is_as_if_alone(model: Llama) -> None:
+def test_f_the_engine_runs_the_mixed_step_and_every_answer_is_as_if_alone(model: Decoder) -> None:
     prompts = [tokens(500, seed=1), tokens(200, seed=2), tokens(100, seed=3)]
     engine, recorder = new_engine(model, block_size=4), StepRecorder()
     sequences = [Sequence(list(prompt), GREEDY) for prompt in prompts]
@@ -271,7 +271,7 @@ def test_f_the_engine_runs_the_mixed_step_and_every_answer_is_as_if_alone(model:
         assert sequence.token_ids[len(prompt) :] == answer_alone(model, prompt)
 
 
-def test_g_the_engine_goes_on_from_another_engines_cache(model: Llama) -> None:
+def test_g_the_engine_goes_on_from_another_engines_cache(model: Decoder) -> None:
     prompt = tokens(21)
     prefill, decode = new_engine(model, block_size=4), new_engine(model, block_size=16)
     computed = Sequence(list(prompt), GREEDY)

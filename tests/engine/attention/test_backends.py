@@ -22,7 +22,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 @dataclass(frozen=True)
 class Case:
-    """Sequences as (query_len, seq_len), decodes first."""
+    """Sequences as (query_len, seq_len), decodes first. window: None, or how many tokens a query sees."""
 
     sequences: list[tuple[int, int]]
     block_size: int
@@ -31,6 +31,7 @@ class Case:
     head_dim: int
     dtype: torch.dtype
     seed: int
+    window: int | None = None
 
 
 @st.composite
@@ -40,12 +41,13 @@ def cases(draw: st.DrawFn) -> Case:
     sequences = [(1, length) for length in decodes] + [(new, new + cached) for new, cached in prefills]
     return Case(
         sequences=sequences or [(1, 1)],
-        block_size=draw(st.integers(1, 64)),
+        block_size=draw(st.integers(1, 64) | st.just(256)),
         num_kv_heads=draw(st.integers(1, 3)),
         group=draw(st.sampled_from([1, 2, 3, 4, 7])),
         head_dim=draw(st.sampled_from([8, 16, 64])),
         dtype=draw(st.sampled_from([torch.float32, torch.bfloat16])),
         seed=draw(st.integers(0, 2**31)),
+        window=draw(st.none() | st.integers(1, 200)),
     )
 
 
@@ -93,9 +95,9 @@ def tensors_for(case: Case, metadata: AttentionMetadata) -> tuple[Tensor, Tensor
 def assert_same_as_reference(backend: AttentionBackend, case: Case, device: torch.device = CPU) -> None:
     metadata = metadata_for(case)
     query, key_cache, value_cache = tensors_for(case, metadata)
-    expected = TorchReferenceAttention()(query, key_cache, value_cache, metadata, scale=0.3)
+    expected = TorchReferenceAttention()(query, key_cache, value_cache, metadata, 0.3, case.window)
     on_device = [tensor.to(device) for tensor in (query, key_cache, value_cache)]
-    actual = backend(*on_device, metadata_for(case, device), scale=0.3).to(CPU)
+    actual = backend(*on_device, metadata_for(case, device), 0.3, case.window).to(CPU)
     assert actual.dtype == case.dtype
     tolerance = TOLERANCE[case.dtype]
     torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
@@ -123,6 +125,19 @@ def test_cpu_attention_serves_two_layers_of_one_step_from_different_caches() -> 
         torch.testing.assert_close(backend(query, keys, value_cache, metadata, 0.5), expected, atol=1e-5, rtol=1e-5)
 
 
+def test_cpu_attention_serves_layers_with_and_without_a_window_in_one_step() -> None:
+    case = Case([(1, 9), (1, 30), (6, 6), (4, 21)], 8, 1, 3, 16, torch.float32, 5)
+    metadata = metadata_for(case)
+    query, key_cache, value_cache = tensors_for(case, metadata)
+    backend, reference = CpuAttention(CPU), TorchReferenceAttention()
+    outputs = {}
+    for window in (None, 5, None, 5, 1):
+        expected = reference(query, key_cache, value_cache, metadata, 0.5, window)
+        outputs[window] = backend(query, key_cache, value_cache, metadata, 0.5, window)
+        torch.testing.assert_close(outputs[window], expected, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(outputs[None], outputs[5])
+
+
 def test_the_reference_equals_plain_causal_attention_when_one_sequence_lies_in_order() -> None:
     generator = torch.Generator().manual_seed(1)
     query, key, value = (torch.randn(12, heads, 8, generator=generator) for heads in (4, 2, 2))
@@ -142,6 +157,20 @@ def test_the_reference_equals_plain_causal_attention_when_one_sequence_lies_in_o
     torch.testing.assert_close(paged, plain, atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("window", [1, 2, 5, 30])
+def test_a_window_hides_from_the_reference_exactly_the_tokens_before_it(window: int) -> None:
+    case = Case([(1, 12), (9, 20)], 4, 1, 1, 8, torch.float32, 3, window)
+    metadata = metadata_for(case)
+    query, key_cache, value_cache = tensors_for(case, metadata)
+    before = TorchReferenceAttention()(query, key_cache, value_cache, metadata, 1.0, window)
+    for position in range(20):  # of the second sequence
+        changed = value_cache.clone()
+        changed[int(metadata.block_table[1, position // 4]), position % 4] += 1000.0
+        after = TorchReferenceAttention()(query, key_cache, changed, metadata, 1.0, window)
+        sees = [position <= row < position + window for row in range(11, 20)]
+        assert (before != after).any(dim=-1).any(dim=-1).tolist() == [False, *sees]
+
+
 def test_the_reference_attends_to_no_later_token() -> None:
     case = Case([(7, 7)], 4, 1, 1, 8, torch.float32, 3)
     metadata = metadata_for(case)
@@ -154,17 +183,19 @@ def test_the_reference_attends_to_no_later_token() -> None:
     assert not torch.equal(before[6], after[6])
 
 
-def test_torch_accepts_our_varlen_call_and_keeps_the_shape() -> None:
+@pytest.mark.parametrize("window", [None, 16])
+def test_torch_accepts_our_varlen_call_and_keeps_the_shape(window: int | None) -> None:
     case = Case([(1, 300), (20, 270)], 256, 2, 3, 64, torch.bfloat16, 4)
     metadata = metadata_for(case, torch.device("meta"))
     query, cache = torch.empty(21, 6, 64, device="meta"), torch.empty(8, 256, 2, 64, device="meta")
-    assert torch_varlen(query, cache, cache, metadata, 0.125).shape == (21, 6, 64)
+    assert torch_varlen(query, cache, cache, metadata, 0.125, window).shape == (21, 6, 64)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("sequences", [[(1, 300), (1, 7)], [(64, 64)], [(1, 513), (40, 296), (256, 256)]])
-def test_flash_attention_equals_the_reference(sequences: list[tuple[int, int]]) -> None:
+@pytest.mark.parametrize("window", [None, 1, 40, 300, 1000])
+def test_flash_attention_equals_the_reference(sequences: list[tuple[int, int]], window: int | None) -> None:
     device = torch.device("cuda")
-    case = Case(sequences, 256, 2, 4, 64, torch.bfloat16, 11)
+    case = Case(sequences, 256, 2, 4, 64, torch.bfloat16, 11, window)
     assert_same_as_reference(FlashAttention(device), case, device)

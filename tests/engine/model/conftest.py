@@ -9,7 +9,21 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from engine.attention.base import AttentionMetadata
 from engine.attention.select import select_attention
@@ -57,6 +71,39 @@ def qwen2() -> PreTrainedModel:
     return Qwen2ForCausalLM(Qwen2Config(**SIZES, tie_word_embeddings=True))
 
 
+def qwen2_with_a_window_in_its_upper_layers() -> PreTrainedModel:
+    return Qwen2ForCausalLM(Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=9, max_window_layers=1))
+
+
+def mistral_with_a_window() -> PreTrainedModel:
+    return MistralForCausalLM(MistralConfig(**SIZES, sliding_window=13))
+
+
+def qwen3() -> PreTrainedModel:
+    return Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=16, tie_word_embeddings=True))
+
+
+def qwen3_with_biases_and_a_window_in_one_layer() -> PreTrainedModel:
+    types = ["full_attention", "sliding_attention", "full_attention"]
+    window = {"use_sliding_window": True, "sliding_window": 6, "layer_types": types}
+    return Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=8, attention_bias=True, **window))
+
+
+def mixtral() -> PreTrainedModel:
+    return MixtralForCausalLM(MixtralConfig(**SIZES, num_local_experts=5, num_experts_per_tok=2))
+
+
+def qwen3_moe() -> PreTrainedModel:
+    experts = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES, **experts, norm_topk_prob=True))
+
+
+def qwen3_moe_with_a_dense_layer_and_a_window() -> PreTrainedModel:
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "mlp_only_layers": [1]}
+    config = Qwen3MoeConfig(**SIZES, **experts, norm_topk_prob=False, use_sliding_window=True, sliding_window=21)
+    return Qwen3MoeForCausalLM(config)
+
+
 TINY_MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     make.__name__: make
     for make in (
@@ -64,6 +111,13 @@ TINY_MODELS: dict[str, Callable[[], PreTrainedModel]] = {
         llama_with_linear_rope_tied_head_and_biases,
         llama_with_wide_heads,
         qwen2,
+        qwen2_with_a_window_in_its_upper_layers,
+        mistral_with_a_window,
+        qwen3,
+        qwen3_with_biases_and_a_window_in_one_layer,
+        mixtral,
+        qwen3_moe,
+        qwen3_moe_with_a_dense_layer_and_a_window,
     )
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,29 @@ from gguf.quants import dequantize, quantize
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from common.errors import ModelError
 from common.model_source import resolve_model
 from engine.model.gguf_weights import GGUFCheckpoint
 from engine.model.layers import rotary_frequencies
-from engine.model.weights import load_model, open_checkpoint, placements
+from engine.model.placements import placements
+from engine.model.weights import load_model, open_checkpoint
 
 CPU = torch.device("cpu")
 Q = GGMLQuantizationType
@@ -56,7 +71,11 @@ GGUF_PARTS = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate": "ffn_gate_inp",
 }
+GGUF_ARCHITECTURES = {"mistral": "llama", "mixtral": "llama", "qwen3_moe": "qwen3moe"}  # where it is not the model type
 GGUF_ENDS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 PROMPT = torch.randint(0, 96, (40,), generator=torch.Generator().manual_seed(3)).tolist()
 
@@ -67,6 +86,23 @@ def llama(**changes: Any) -> PreTrainedModel:
 
 def qwen2() -> PreTrainedModel:
     return random_model(Qwen2ForCausalLM(Qwen2Config(**SIZES)))
+
+
+def qwen3() -> PreTrainedModel:
+    return random_model(Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=32)))
+
+
+def mistral_with_a_window() -> PreTrainedModel:
+    return random_model(MistralForCausalLM(MistralConfig(**SIZES, sliding_window=11)))
+
+
+def mixtral() -> PreTrainedModel:
+    return random_model(MixtralForCausalLM(MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2)))
+
+
+def qwen3_moe() -> PreTrainedModel:
+    experts = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 64, "norm_topk_prob": True}
+    return random_model(Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES, **experts)))
 
 
 def random_model(model: PreTrainedModel) -> PreTrainedModel:
@@ -101,6 +137,29 @@ def write_metadata(writer: GGUFWriter, config: Any) -> None:
     writer.add_eos_token_id(2)
     writer.add_token_list([f"token{i}" for i in range(config.vocab_size)])
     writer.add_token_types([1] * config.vocab_size)
+    if config.model_type == "qwen3":
+        writer.add_key_length(config.head_dim)
+    if config.model_type == "mistral":
+        writer.add_sliding_window(config.sliding_window)
+    if config.model_type in ("mixtral", "qwen3_moe"):
+        writer.add_expert_count(config.num_local_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    if config.model_type == "qwen3_moe":
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+
+
+def gguf_tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """Under their GGUF names, views of the model's own weights; transformers keeps experts' gates and ups as one."""
+    for name, parameter in model.named_parameters():
+        weight = parameter.detach()
+        if name.endswith("experts.gate_up_proj"):
+            block = f"blk.{name.split('.')[2]}"
+            gate, up = weight.chunk(2, dim=1)
+            yield from ((f"{block}.ffn_gate_exps.weight", gate), (f"{block}.ffn_up_exps.weight", up))
+        elif name.endswith("experts.down_proj"):
+            yield f"blk.{name.split('.')[2]}.ffn_down_exps.weight", weight
+        else:
+            yield gguf_name(name), weight
 
 
 def write_gguf(
@@ -111,18 +170,19 @@ def write_gguf(
 ) -> Path:
     """Write `model` as llama.cpp would and round its own weights to what the file now holds."""
     config = model.config
-    writer = GGUFWriter(path, config.model_type)
+    architecture = GGUF_ARCHITECTURES.get(config.model_type, config.model_type)
+    writer = GGUFWriter(path, architecture)
     write_metadata(writer, config)
     if customise is not None:
         customise(writer)
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    for name, parameter in model.named_parameters():
-        weight = parameter.detach().numpy()
+    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+    for name, parameter in gguf_tensors(model):
+        weight = parameter.numpy()
         stored_as = kind if weight.ndim > 1 else Q.F32
         part = name.split(".")[-2]
-        stored = permute(weight, heads[part]) if config.model_type == "llama" and part in heads else weight
-        writer.add_tensor(gguf_name(name), quantize(stored, stored_as), raw_dtype=stored_as)
-        parameter.data.copy_(torch.from_numpy(dequantize(quantize(weight, stored_as), stored_as)))
+        stored = permute(weight, heads[part]) if architecture == "llama" and part in heads else weight
+        writer.add_tensor(name, quantize(stored, stored_as), raw_dtype=stored_as)
+        parameter.copy_(torch.from_numpy(dequantize(quantize(weight, stored_as), stored_as)))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -158,6 +218,20 @@ def test_variants_of_llama_load_from_gguf(model: PreTrainedModel, paged_run: Any
     path = write_gguf(tmp_path / "m.gguf", model, customise=lambda w: w.add_key_length(model.config.head_dim))
     logits = paged_run(load_model(path, torch.float32, CPU)).step({"a": PROMPT})
     torch.testing.assert_close(logits, expected_logits(model, PROMPT), atol=2e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [Q.F32, Q.Q8_0], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("make", [qwen3, mistral_with_a_window, mixtral, qwen3_moe], ids=lambda make: make.__name__)
+def test_other_families_answer_as_transformers_whole_and_in_chunks(
+    make: Callable[[], PreTrainedModel], kind: GGMLQuantizationType, paged_run: Any, tmp_path: Path
+) -> None:
+    model = make()
+    loaded = load_model(write_gguf(tmp_path / "m.gguf", model, kind), torch.float32, CPU)
+    expected = expected_logits(model, PROMPT)
+    for chunk in (len(PROMPT), 7, 1):
+        run = paged_run(loaded)
+        logits = [run.step({"a": PROMPT[start : start + chunk]}) for start in range(0, len(PROMPT), chunk)]
+        torch.testing.assert_close(torch.cat(logits), expected, atol=2e-3, rtol=1e-4)
 
 
 def test_llama3_scaling_is_read_from_the_divisors_tensor(paged_run: Any, tmp_path: Path) -> None:
@@ -301,11 +375,9 @@ def test_unsupported_models_are_refused_by_name(tmp_path: Path) -> None:
     def customised(name: str, customise: Callable[[GGUFWriter], None]) -> Path:
         return write_gguf(tmp_path / name, llama(), customise=customise)
 
-    experts = customised("experts.gguf", lambda w: w.add_expert_count(8))
     partial = customised("partial.gguf", lambda w: w.add_rope_dimension_count(8))
     yarn = customised("yarn.gguf", lambda w: w.add_string("llama.rope.scaling.type", "yarn"))
     for path, complaint in (
-        (experts, "mixture-of-experts"),
         (partial, "only a part of each head"),
         (yarn, "rotary scaling 'yarn'"),
     ):
@@ -315,8 +387,29 @@ def test_unsupported_models_are_refused_by_name(tmp_path: Path) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    with pytest.raises(ModelError, match=r"general\.architecture is 'gptneox'; supported are llama, qwen2"):
+    with pytest.raises(
+        ModelError, match=r"general\.architecture is 'gptneox'; supported are llama, qwen2, qwen3, qwen3moe"
+    ):
         load_model(tmp_path / "other.gguf", torch.float32, CPU)
+
+
+def test_experts_that_the_file_does_not_hold_are_named(tmp_path: Path) -> None:
+    def promise_experts(writer: GGUFWriter) -> None:
+        writer.add_expert_count(8)
+        writer.add_expert_used_count(2)
+
+    path = write_gguf(tmp_path / "m.gguf", llama(), customise=promise_experts)
+    with pytest.raises(ModelError, match=r"has no tensor blk\.0\.ffn_gate_inp\.weight"):
+        load_model(path, torch.float32, CPU)
+
+    model = mixtral()
+    model.config.num_local_experts = 5
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.mlp.gate.weight = torch.nn.Parameter(torch.zeros(5, 64))
+    path = write_gguf(tmp_path / "fewer.gguf", model)
+    with pytest.raises(ModelError, match=r"ffn_gate_exps\.weight has shape \[4, 96, 64\] and no expert 4"):
+        load_model(path, torch.float32, CPU)
 
 
 def test_a_quantisation_we_do_not_read_is_refused_by_name(tmp_path: Path) -> None:

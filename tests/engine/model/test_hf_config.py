@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from common.errors import ModelError
-from engine.model.config import Llama3Scaling, RopeConfig
+from engine.model.config import ExpertsConfig, Llama3Scaling, RopeConfig
 from engine.model.hf_config import read_hf_config
 
 LLAMA = {
@@ -21,6 +22,9 @@ LLAMA = {
     "num_attention_heads": 4,
     "max_position_embeddings": 128,
 }
+MIXTRAL = {"num_local_experts": 8, "num_experts_per_tok": 2}
+QWEN3_MOE = {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 32}
+QWEN_WINDOW = {"use_sliding_window": True, "sliding_window": 64}
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
@@ -84,15 +88,73 @@ def test_ids_that_end_an_answer_come_from_both_files(folder: Path) -> None:
     assert read_hf_config(write(folder, eos_token_id=5)).eos_token_ids == (7, 5)
 
 
-def test_qwen2_always_has_biases_and_ignores_a_window_it_does_not_use(folder: Path) -> None:
-    config = read_hf_config(write(folder, architectures=["Qwen2ForCausalLM"], sliding_window=8))
+def test_qwen2_always_has_biases_on_q_k_and_v_alone(folder: Path) -> None:
+    config = read_hf_config(write(folder, architectures=["Qwen2ForCausalLM"]))
     assert config.attention_bias
     assert not config.attention_output_bias
 
 
-def test_mistral_without_an_effective_window_is_supported(folder: Path) -> None:
-    for window in (None, 128):
-        read_hf_config(write(folder, architectures=["MistralForCausalLM"], sliding_window=window))
+def test_qwen3_normalises_heads_whose_size_does_not_follow_from_the_hidden_size(folder: Path) -> None:
+    config = read_hf_config(write(folder, architectures=["Qwen3ForCausalLM"]))
+    assert config.qk_norm
+    assert config.head_dim == 128
+
+
+@pytest.mark.parametrize(
+    ("family", "written", "windows"),
+    [
+        ("Mistral", {"sliding_window": 64}, (64, 64)),
+        ("Mistral", {"sliding_window": 128}, ()),  # as long as the context
+        ("Mistral", {"sliding_window": None}, ()),
+        ("Mixtral", MIXTRAL | {"sliding_window": 64}, (64, 64)),
+        ("Llama", {"sliding_window": 64}, ()),
+        ("Qwen2", {"sliding_window": 64}, ()),
+        ("Qwen2", QWEN_WINDOW, ()),
+        ("Qwen2", QWEN_WINDOW | {"max_window_layers": 1}, (None, 64)),
+        ("Qwen3", QWEN_WINDOW | {"layer_types": ["sliding_attention", "full_attention"]}, (64, None)),
+        ("Qwen3", QWEN_WINDOW | {"layer_types": ["full_attention", "full_attention"]}, ()),
+        ("Qwen3Moe", QWEN3_MOE | QWEN_WINDOW, (64, 64)),
+        ("Qwen3Moe", QWEN3_MOE | {"sliding_window": 64}, ()),
+    ],
+)
+def test_a_window_is_in_the_layers_that_the_family_means(
+    folder: Path, family: str, written: dict[str, Any], windows: tuple[int | None, ...]
+) -> None:
+    config = read_hf_config(write(folder, architectures=[f"{family}ForCausalLM"], **written))
+    assert config.windows == windows
+    assert [config.window(layer) for layer in range(2)] == list(windows or (None, None))
+
+
+@pytest.mark.parametrize(
+    ("family", "written", "experts"),
+    [
+        ("Mixtral", MIXTRAL, ExpertsConfig(8, 2, 96, True)),
+        ("Qwen3Moe", QWEN3_MOE, ExpertsConfig(16, 4, 32, False)),
+        ("Qwen3Moe", QWEN3_MOE | {"norm_topk_prob": True}, ExpertsConfig(16, 4, 32, True)),
+        ("Qwen3Moe", QWEN3_MOE | {"num_experts": None, "num_local_experts": 4}, ExpertsConfig(4, 4, 32, False)),
+        ("Qwen3Moe", QWEN3_MOE | {"mlp_only_layers": [1]}, ExpertsConfig(16, 4, 32, False, dense_layers=(1,))),
+        ("Qwen3Moe", QWEN3_MOE | {"decoder_sparse_step": 2}, ExpertsConfig(16, 4, 32, False, dense_layers=(0,))),
+    ],
+)
+def test_experts_are_read_as_the_family_spells_them(
+    folder: Path, family: str, written: dict[str, Any], experts: ExpertsConfig
+) -> None:
+    config = read_hf_config(write(folder, architectures=[f"{family}ForCausalLM"], **written))
+    assert config.experts == experts
+    assert [config.experts_in(layer) is None for layer in range(2)] == [i in experts.dense_layers for i in range(2)]
+
+
+def test_only_what_differs_from_a_default_is_part_of_the_fingerprint(folder: Path) -> None:
+    plain = read_hf_config(write(folder))
+    assert plain.describe().endswith("max_position_embeddings=128, eos_token_ids=())")
+    others = [
+        replace(plain, qk_norm=True),
+        replace(plain, windows=(64, None)),
+        replace(plain, windows=(64, 64)),
+        replace(plain, experts=ExpertsConfig(8, 2, 96, True)),
+        replace(plain, experts=ExpertsConfig(8, 2, 96, False)),
+    ]
+    assert len({config.describe() for config in [plain, *others]}) == 1 + len(others)
 
 
 @pytest.mark.parametrize(
@@ -100,14 +162,21 @@ def test_mistral_without_an_effective_window_is_supported(folder: Path) -> None:
     [
         (
             {"architectures": ["GPT2LMHeadModel"]},
-            "supported are LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM",
+            "supported are LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Mix",
         ),
         ({"architectures": None}, "architectures is None"),
-        ({"architectures": ["MistralForCausalLM"], "sliding_window": 64}, "sliding-window attention"),
+        ({"architectures": [["LlamaForCausalLM"]]}, "supported are LlamaForCausalLM"),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 0}, "sliding_window is 0"),
+        ({"architectures": ["Qwen2ForCausalLM"], **QWEN_WINDOW, "layer_types": ["full_attention"]}, "layer_types"),
         (
-            {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 64, "use_sliding_window": True},
-            "sliding-window attention",
+            {"architectures": ["Qwen3ForCausalLM"], **QWEN_WINDOW, "layer_types": [{}, "conv"]},
+            "layer_types .* 2 layers",
         ),
+        ({"architectures": ["MixtralForCausalLM"], "num_experts_per_tok": 2}, "num_local_experts is missing"),
+        ({"architectures": ["MixtralForCausalLM"], **MIXTRAL, "num_experts_per_tok": 9}, "9 of 8 experts"),
+        ({"architectures": ["MixtralForCausalLM"], **MIXTRAL, "intermediate_size": 90}, "multiples of 8"),
+        ({"architectures": ["Qwen3MoeForCausalLM"], **QWEN3_MOE, "num_experts": "8"}, "num_local_experts is '8'"),
+        ({"architectures": ["Qwen3MoeForCausalLM"], **QWEN3_MOE, "mlp_only_layers": 1}, "mlp_only_layers is 1"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantised safetensors"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"mlp_bias": True}, "mlp_bias"),
@@ -118,6 +187,7 @@ def test_mistral_without_an_effective_window_is_supported(folder: Path) -> None:
         ({"vocab_size": None}, "vocab_size is missing"),
         ({"hidden_size": "64"}, "hidden_size is '64'"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        ({"num_hidden_layers": 1 << 40}, "at most 4096"),
         ({"num_attention_heads": True}, "num_attention_heads is True"),
         ({"num_key_value_heads": 3}, "4 attention heads cannot share 3"),
         ({"head_dim": 15}, "head_dim is 15"),

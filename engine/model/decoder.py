@@ -1,4 +1,4 @@
-"""The Llama-family decoder over a paged KV cache: one varlen batch in, the wanted rows' logits out."""
+"""The decoder that all families share, over a paged KV cache: one varlen batch in, the wanted rows' logits out."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from engine.attention.base import AttentionBackend
 from engine.batch import Batch
 from engine.kv_cache import KVCache
 from engine.model.config import ModelConfig
+from engine.model.experts import MixtureOfExperts
 from engine.model.layers import Embedding, Linear, RMSNorm, RotaryEmbedding, Rotation, SwiGLU
 
 
-class Llama(nn.Module):
-    """Llama, Mistral without a sliding window, Qwen2. T tokens a step, H heads, G kv heads, D head_dim."""
+class Decoder(nn.Module):
+    """T tokens a step, H heads, G kv heads, D head_dim."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
@@ -57,7 +58,7 @@ class Layer(nn.Module):
         self.attention_norm = RMSNorm(hidden, eps, dtype=dtype, device=device)
         self.self_attention = SelfAttention(config, index, dtype, device)
         self.mlp_norm = RMSNorm(hidden, eps, dtype=dtype, device=device)
-        self.mlp = SwiGLU(hidden, config.intermediate_size, dtype=dtype, device=device)
+        self.mlp = _mlp(config, index, dtype, device)
 
     def forward(
         self, x: Tensor, rotation: Rotation, batch: Batch, kv_cache: KVCache, attention: AttentionBackend
@@ -74,22 +75,36 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.layer = layer
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-        self.scale = config.head_dim**-0.5
+        self.scale, self.window = config.head_dim**-0.5, config.window(layer)
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         self.qkv_proj = Linear(
             config.hidden_size, q_size + 2 * kv_size, bias=config.attention_bias, dtype=dtype, device=device
         )
         self.o_proj = Linear(q_size, config.hidden_size, bias=config.attention_output_bias, dtype=dtype, device=device)
+        self.q_norm, self.k_norm = (_head_norm(config, dtype, device) for _ in range(2))
 
     def forward(
         self, x: Tensor, rotation: Rotation, batch: Batch, kv_cache: KVCache, attention: AttentionBackend
     ) -> Tensor:  # [T, hidden] -> [T, hidden]
         qkv = self.qkv_proj(x).view(x.shape[0], self.num_heads + 2 * self.num_kv_heads, self.head_dim)
         q, k, v = qkv.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)  # [T, H | G | G, D]
-        q, k = rotation.apply(q), rotation.apply(k)
+        q, k = rotation.apply(self.q_norm(q)), rotation.apply(self.k_norm(k))
 
         kv_cache.write(self.layer, k, v, batch.slot_mapping)
         key_cache, value_cache = kv_cache.layer(self.layer)
-        attended = attention(q, key_cache, value_cache, batch.attention, self.scale)  # [T, H, D]
+        attended = attention(q, key_cache, value_cache, batch.attention, self.scale, self.window)  # [T, H, D]
         out: Tensor = self.o_proj(attended.flatten(1))
         return out
+
+
+def _mlp(config: ModelConfig, layer: int, dtype: torch.dtype, device: torch.device) -> nn.Module:
+    experts = config.experts_in(layer)
+    if experts is None:
+        return SwiGLU(config.hidden_size, config.intermediate_size, dtype=dtype, device=device)
+    return MixtureOfExperts(config.hidden_size, experts, dtype=dtype, device=device)
+
+
+def _head_norm(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> nn.Module:
+    if not config.qk_norm:
+        return nn.Identity()
+    return RMSNorm(config.head_dim, config.rms_norm_eps, dtype=dtype, device=device)
