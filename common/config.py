@@ -54,7 +54,7 @@ class PoolSection(Section):
     host: str = "127.0.0.1"
     device: str = "auto"  # "cpu", "cuda", "cuda:1"; auto: cuda where there is one
     num_threads: Annotated[int, Field(ge=1)] | None = None  # default: the machine's cores shared among its workers
-    attention: Literal["auto", "torch_reference", "cpu", "flash"] = "auto"
+    attention: Literal["auto", "torch_reference", "cpu", "native", "flash"] = "auto"
     block_size: Annotated[int, Field(ge=1)] | None = None  # tokens; default: 16 on CPU, 256 on CUDA
     kv_cache_gib: Annotated[float, Field(gt=0)] = 1.0
     # per step, prefill and decode together; default: 256 on a CPU, where it bounds the wait of a cancel, 2048 on CUDA

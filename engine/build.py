@@ -10,14 +10,16 @@ import torch
 from common.engine_config import EngineConfig
 from common.errors import ConfigError
 from common.kv_layout import KVLayout
-from engine.attention.base import default_block_size
+from engine.attention.base import AttentionBackend, default_block_size
 from engine.attention.select import select_attention
 from engine.block_manager import BlockManager
 from engine.engine import Engine, EngineDescription, EngineLimits
 from engine.kv_cache import KVCache, KVCacheShape
 from engine.model.config import ModelConfig
 from engine.model.dtype import resolve_device, resolve_dtype
-from engine.model.weights import load_model
+from engine.model.weights import LoadedModel, load_model
+from engine.native.load import load_native
+from engine.native.model import accelerate, can_accelerate
 from engine.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
@@ -32,10 +34,11 @@ def build_engine(config: EngineConfig) -> Engine:
         torch.set_num_threads(config.num_threads)
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
+    num_threads = torch.get_num_threads()
     start_s = time.monotonic()
     loaded = load_model(config.model_path, dtype, device)
     kv_cache = KVCache(_kv_cache_shape(config, loaded.config, dtype, device), dtype, device)
-    attention = select_attention(config.attention, device, dtype)
+    attention = _native_attention(config, loaded, device, dtype) or select_attention(config.attention, device, dtype)
     shape = kv_cache.shape
     capacity = shape.num_blocks * shape.block_size
     description = EngineDescription(
@@ -67,9 +70,29 @@ def build_engine(config: EngineConfig) -> Engine:
         attention.name,
         shape.num_blocks,
         shape.block_size,
-        torch.get_num_threads(),
+        num_threads,
     )
     return Engine(loaded.model, attention, kv_cache, scheduler, description)
+
+
+def _native_attention(
+    config: EngineConfig, loaded: LoadedModel, device: torch.device, dtype: torch.dtype
+) -> AttentionBackend | None:
+    """Move the whole model to the native CPU kernels, if that is wanted and can be.
+
+    Raises: ConfigError when it was asked for by name and cannot be.
+    """
+    if config.attention not in ("auto", "native") or (config.attention == "auto" and device.type != "cpu"):
+        return None
+    if device.type == "cpu" and can_accelerate(loaded.model, loaded.config, dtype):
+        kernels = load_native(torch.get_num_threads())
+        if kernels is not None:
+            if loaded.config.experts is None:  # torch has little left to do, and its idle threads would spin
+                torch.set_num_threads(1)
+            return accelerate(loaded.model, kernels)
+    if config.attention == "native":
+        raise ConfigError("attention: native needs a CPU with AVX512-BF16, a C++ compiler and dtype bfloat16; use auto")
+    return None
 
 
 def default_step_tokens(device: torch.device) -> int:

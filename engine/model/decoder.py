@@ -81,20 +81,34 @@ class SelfAttention(nn.Module):
             config.hidden_size, q_size + 2 * kv_size, bias=config.attention_bias, dtype=dtype, device=device
         )
         self.o_proj = Linear(q_size, config.hidden_size, bias=config.attention_output_bias, dtype=dtype, device=device)
-        self.q_norm, self.k_norm = (_head_norm(config, dtype, device) for _ in range(2))
+        self.head_norms = HeadNorms(config, dtype, device) if config.qk_norm else None
 
     def forward(
         self, x: Tensor, rotation: Rotation, batch: Batch, kv_cache: KVCache, attention: AttentionBackend
     ) -> Tensor:  # [T, hidden] -> [T, hidden]
         qkv = self.qkv_proj(x).view(x.shape[0], self.num_heads + 2 * self.num_kv_heads, self.head_dim)
-        q, k, v = qkv.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)  # [T, H | G | G, D]
-        q, k = rotation.apply(self.q_norm(q)), rotation.apply(self.k_norm(k))
-
-        kv_cache.write(self.layer, k, v, batch.slot_mapping)
+        if self.head_norms is not None:
+            qkv = self.head_norms(qkv)
+        q = rotation.into_cache(qkv, kv_cache, self.layer, batch.slot_mapping)  # [T, H, D]
         key_cache, value_cache = kv_cache.layer(self.layer)
         attended = attention(q, key_cache, value_cache, batch.attention, self.scale, self.window)  # [T, H, D]
         out: Tensor = self.o_proj(attended.flatten(1))
         return out
+
+
+class HeadNorms(nn.Module):
+    """Qwen3 normalises each head's query and key before they are turned."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
+        self.q_norm, self.k_norm = (
+            RMSNorm(config.head_dim, config.rms_norm_eps, dtype=dtype, device=device) for _ in range(2)
+        )
+
+    def forward(self, qkv: Tensor) -> Tensor:  # [T, H + 2 G, D] -> the same
+        q, k, v = torch.split(qkv, [self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1)
+        return torch.cat((self.q_norm(q), self.k_norm(k), v), dim=1)
 
 
 def _mlp(config: ModelConfig, layer: int, dtype: torch.dtype, device: torch.device) -> nn.Module:
@@ -102,9 +116,3 @@ def _mlp(config: ModelConfig, layer: int, dtype: torch.dtype, device: torch.devi
     if experts is None:
         return SwiGLU(config.hidden_size, config.intermediate_size, dtype=dtype, device=device)
     return MixtureOfExperts(config.hidden_size, experts, dtype=dtype, device=device)
-
-
-def _head_norm(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> nn.Module:
-    if not config.qk_norm:
-        return nn.Identity()
-    return RMSNorm(config.head_dim, config.rms_norm_eps, dtype=dtype, device=device)

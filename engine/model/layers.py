@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from engine.kv_cache import KVCache
 from engine.model.config import Llama3Scaling, RopeConfig
 
 
@@ -70,6 +71,13 @@ class Rotation:
     cos: Tensor
     sin: Tensor
 
+    def into_cache(self, qkv: Tensor, kv_cache: KVCache, layer: int, slot_mapping: Tensor) -> Tensor:
+        """Turn q and k of [T, H + 2 G, D], store k and v at the step's slots; q [T, H, D]."""
+        num_kv_heads = kv_cache.shape.num_kv_heads
+        q, k, v = torch.split(qkv, [qkv.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads], dim=1)
+        kv_cache.write(layer, self.apply(k), v, slot_mapping)
+        return self.apply(q)
+
     def apply(self, x: Tensor) -> Tensor:
         """x [num_tokens, heads, head_dim], each pair (x[i], x[i + head_dim / 2]) turned by its angle."""
         first, second = x.chunk(2, dim=-1)
@@ -80,10 +88,10 @@ class RotaryEmbedding:
     """Angles of position * frequency (RoFormer, Su et al. 2021)."""
 
     def __init__(self, rope: RopeConfig, head_dim: int, device: torch.device) -> None:
-        self._frequencies = rotary_frequencies(rope, head_dim).to(device)  # [head_dim / 2] float32
+        self.frequencies = rotary_frequencies(rope, head_dim).to(device)  # [head_dim / 2] float32
 
     def rotation(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
-        half = positions[:, None].float() * self._frequencies  # [num_tokens, head_dim / 2]
+        half = positions[:, None].float() * self.frequencies  # [num_tokens, head_dim / 2]
         angles = torch.cat((half, half), dim=-1)[:, None, :]
         return Rotation(angles.cos().to(dtype), angles.sin().to(dtype))
 

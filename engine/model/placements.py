@@ -44,8 +44,8 @@ def _attention(config: ModelConfig, theirs: str, ours: str) -> Iterator[Placemen
     if config.attention_output_bias:
         yield Placement(f"{theirs}.o_proj.bias", f"{ours}.o_proj.bias", (hidden,))
     if config.qk_norm:
-        yield Placement(f"{theirs}.q_norm.weight", f"{ours}.q_norm.weight", (head_dim,))
-        yield Placement(f"{theirs}.k_norm.weight", f"{ours}.k_norm.weight", (head_dim,))
+        yield Placement(f"{theirs}.q_norm.weight", f"{ours}.head_norms.q_norm.weight", (head_dim,))
+        yield Placement(f"{theirs}.k_norm.weight", f"{ours}.head_norms.k_norm.weight", (head_dim,))
 
 
 def _mlp(config: ModelConfig, layer: int, theirs: str, ours: str) -> Iterator[Placement]:

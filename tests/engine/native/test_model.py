@@ -1,0 +1,141 @@
+"""Whole models on the native kernels: as near to the float32 model as torch's own bfloat16, in every kind of step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from common.engine_config import EngineConfig
+from common.errors import ConfigError
+from common.sampling import SamplingParams
+from engine.attention.base import AttentionBackend
+from engine.attention.torch_reference import TorchReferenceAttention
+from engine.batch import build_batch
+from engine.build import build_engine
+from engine.kv_cache import KVCache, KVCacheShape
+from engine.model.weights import LoadedModel, load_model
+from engine.native.kernels import NativeKernels
+from engine.native.model import accelerate, can_accelerate
+from engine.sequence import ScheduledSequence, Sequence
+
+CPU = torch.device("cpu")
+SIZES = {
+    "vocab_size": 150,
+    "hidden_size": 128,
+    "intermediate_size": 176,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "initializer_range": 0.1,
+    "eos_token_id": 2,
+}
+FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
+    "llama, tied head": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=True)),
+    "qwen2, biases": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)),
+    "qwen3, head norms": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES)),
+    "mistral, window": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=9)),
+    "mixtral, experts": lambda: MixtralForCausalLM(MixtralConfig(**SIZES, num_local_experts=4)),
+}
+
+
+@pytest.fixture(params=FAMILIES)
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    torch.manual_seed(3)
+    FAMILIES[request.param]().save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_logits_are_as_near_to_float32_as_torchs_own_bfloat16(folder: Path, two_threads: NativeKernels) -> None:
+    exact = _logits(load_model(folder, torch.float32, CPU), TorchReferenceAttention(), torch.float32)
+    rounded = _logits(load_model(folder, torch.bfloat16, CPU), TorchReferenceAttention(), torch.bfloat16)
+    loaded = load_model(folder, torch.bfloat16, CPU)
+    assert can_accelerate(loaded.model, loaded.config, torch.bfloat16)
+    native = _logits(loaded, accelerate(loaded.model, two_threads), torch.bfloat16)
+    assert native.dtype == torch.float32
+    torch_error, native_error = ((each - exact).abs().median() for each in (rounded, native))
+    assert 0 < native_error <= 1.3 * torch_error
+    assert exact.std() > 20 * native_error
+
+
+def test_the_default_models_greedy_tokens_are_torchs(two_threads: NativeKernels) -> None:
+    from common.config import DEFAULT_MODEL
+    from common.model_source import resolve_model
+
+    config = EngineConfig(resolve_model(DEFAULT_MODEL), dtype="bfloat16", num_threads=1, kv_cache_bytes=64 << 20)
+    prompt = list(range(1000, 1040))
+    answers = []
+    for attention in ("native", "cpu"):
+        engine = build_engine(EngineConfig(**{**vars(config), "attention": attention}))
+        sequence = Sequence(list(prompt), SamplingParams(max_tokens=8, temperature=0, ignore_eos=True))
+        engine.add(sequence)
+        while engine.has_work:
+            engine.step(_Nobody())
+        answers.append(sequence.token_ids[40:])
+    assert answers[0] == answers[1]
+
+
+def test_asking_for_the_kernels_where_they_cannot_run_is_a_config_error(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="dtype bfloat16"):
+        build_engine(EngineConfig(folder, dtype="float32", attention="native", kv_cache_bytes=1 << 20))
+
+
+def test_auto_keeps_torch_for_float32(folder: Path) -> None:
+    engine = build_engine(EngineConfig(folder, dtype="float32", kv_cache_bytes=1 << 20))
+    assert engine.layout.dtype == "float32"
+
+
+class _Nobody:
+    def on_scheduled(self, scheduled: object) -> None: ...
+
+    def on_layer_computed(self, layer: int) -> None: ...
+
+    def on_sampled(self, sampled: object) -> None: ...
+
+
+@torch.inference_mode()
+def _logits(loaded: LoadedModel, attention: AttentionBackend, dtype: torch.dtype) -> Tensor:
+    """Of every step of three prompts: a chunk each, then mixed steps, then decode steps; over scattered blocks."""
+    config = loaded.config
+    shape = KVCacheShape(config.num_layers, 40, 4, config.num_kv_heads, config.head_dim)
+    cache = KVCache(shape, dtype, CPU)
+    cache.write_slots(0, torch.arange(160), torch.full((config.num_layers, 2, 160, 2, 32), torch.nan, dtype=dtype))
+    generator = torch.Generator().manual_seed(5)
+    blocks = torch.randperm(40, generator=generator).tolist()
+    sequences = []
+    for length in (21, 7, 30):
+        tokens = torch.randint(3, 150, (length + 4,), generator=generator).tolist()
+        sequence = Sequence(tokens, SamplingParams(max_tokens=1))
+        sequence.block_table = [blocks.pop() for _ in range(-(-len(tokens) // 4))]
+        sequences.append(sequence)
+    found = []
+    for ends in ((12, 1, 30), (21, 7, 31), (22, 8, 32), (23, 9, 33), (24, 10, 34)):
+        parts = [
+            ScheduledSequence(each, each.num_computed_tokens, end - each.num_computed_tokens)
+            for each, end in zip(sequences, ends, strict=True)
+        ]
+        parts.sort(key=lambda part: part.num_scheduled_tokens > 1)
+        batch = build_batch(parts, 4, CPU)
+        every_row = torch.arange(len(batch.token_ids))
+        batch = type(batch)(batch.token_ids, batch.positions, batch.slot_mapping, every_row, batch.attention)
+        found.append(loaded.model(batch, cache, attention, None))
+        for part in parts:
+            part.sequence.num_computed_tokens = part.end
+    return torch.cat(found)
