@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 
 from common.errors import NoFreeBlocks
 from engine.block_manager import BlockManager
@@ -87,14 +87,10 @@ class Scheduler:
         """Choose the next step's work; single-token parts come first. May preempt; may admit."""
         self._secure_next_blocks()
         self._admit()
-        budget = self._max_num_batched_tokens
-        scheduled: list[ScheduledSequence] = []
-        for sequence in self._decodes_then_prefills():
-            num_scheduled = min(sequence.num_uncomputed_tokens, budget)
-            if num_scheduled == 0:
-                break
-            budget -= num_scheduled
-            scheduled.append(ScheduledSequence(sequence, sequence.num_computed_tokens, num_scheduled))
+        decodes = [s for s in self.running if s.num_uncomputed_tokens == 1][: self._max_num_batched_tokens]
+        prefills = [s for s in self.running if s.num_uncomputed_tokens > 1]
+        shares = dict.fromkeys(decodes, 1) | share_budget(prefills, self._max_num_batched_tokens - len(decodes))
+        scheduled = [ScheduledSequence(s, s.num_computed_tokens, share) for s, share in shares.items()]
         scheduled.sort(key=lambda part: part.num_scheduled_tokens > 1)
         return scheduled
 
@@ -140,11 +136,25 @@ class Scheduler:
         self.blocks.free(sequence.block_table)
         sequence.num_computed_tokens = 0
 
-    def _decodes_then_prefills(self) -> Iterator[Sequence]:
-        yield from (sequence for sequence in self.running if sequence.num_uncomputed_tokens == 1)
-        yield from (sequence for sequence in self.running if sequence.num_uncomputed_tokens > 1)
-
     def _num_spare_blocks(self) -> int:
         """Free blocks that neither a holder's next token nor a waiting sequence's prompt will need."""
         kept_for_waiting = sum(self.blocks.num_missing(s.block_table, s.num_tokens + 1) for s in self.waiting)
         return self.blocks.num_free - len(self.running) - len(self.activated) - kept_for_waiting
+
+
+def share_budget(prefills: Seq[Sequence], budget: int) -> dict[Sequence, int]:
+    """How many tokens of each prompt (oldest first) the next step computes; nobody with none is in the result.
+
+    Half of the budget is the oldest prompt's, so that it never starves; the other half goes to those nearest to their
+    end, so that a short prompt does not wait for a long one. What one half leaves, the other takes.
+    """
+    shares: dict[Sequence, int] = {}
+    by_remaining = sorted(prefills[1:], key=lambda sequence: sequence.num_uncomputed_tokens)
+    kept_for_oldest = min(prefills[0].num_uncomputed_tokens, -(-budget // 2)) if prefills else 0
+    left = budget - kept_for_oldest
+    for sequence in by_remaining:
+        shares[sequence] = min(sequence.num_uncomputed_tokens, left)
+        left -= shares[sequence]
+    if prefills:
+        shares[prefills[0]] = min(prefills[0].num_uncomputed_tokens, kept_for_oldest + left)
+    return {sequence: share for sequence, share in shares.items() if share > 0}

@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from common.errors import NoFreeBlocks
 from common.sampling import SamplingParams
 from engine.block_manager import BlockManager
-from engine.scheduler import Scheduler
+from engine.scheduler import Scheduler, share_budget
 from engine.sequence import Sequence
 
 
@@ -50,6 +50,27 @@ def test_decode_tokens_come_before_prefill_chunks_in_one_step() -> None:
     scheduler.add(prompt)
     parts = scheduler.schedule()
     assert [(part.sequence, part.num_scheduled_tokens) for part in parts] == [(running, 1), (prompt, 15)]
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one_and_neither_starves() -> None:
+    scheduler = new_scheduler(num_blocks=64, budget=16)
+    long, short = sequence(100), sequence(20, first_token=1)
+    scheduler.add(long)
+    run_step(scheduler)
+    scheduler.add(short)
+    steps = [run_step(scheduler) for _ in range(3)]
+    assert [step.get(short) for step in steps] == [8, 8, 4]
+    assert [step.get(long) for step in steps] == [8, 8, 12]
+
+
+@given(st.lists(st.integers(2, 60), max_size=6), st.integers(0, 40))
+def test_the_budget_is_used_up_while_there_is_work_and_the_oldest_gets_half(lengths: list[int], budget: int) -> None:
+    prompts = [sequence(length) for length in lengths]
+    shares = share_budget(prompts, budget)
+    assert sum(shares.values()) == min(budget, sum(lengths))
+    assert all(0 < share <= prompt.num_uncomputed_tokens for prompt, share in shares.items())
+    if prompts and budget:
+        assert shares[prompts[0]] >= min(lengths[0], budget / 2)
 
 
 def test_a_known_prefix_is_not_computed_again_but_its_last_token_is() -> None:
