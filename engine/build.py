@@ -11,16 +11,21 @@ from common.engine_config import EngineConfig
 from common.errors import ConfigError
 from common.kv_layout import KVLayout
 from engine.attention.base import default_block_size
-from engine.attention.select import select_attention
+from engine.attention.select import CAPTURABLE, select_attention
 from engine.block_manager import BlockManager
+from engine.cuda_graphs import CudaCapture, DecodeGraphs, DecodeShape
 from engine.engine import Engine, EngineDescription, EngineLimits
+from engine.forward import EagerForward, Forward
 from engine.kv_cache import KVCache, KVCacheShape
+from engine.kv_cache_size import kv_cache_bytes
 from engine.model.config import ModelConfig
 from engine.model.dtype import resolve_device, resolve_dtype
-from engine.model.weights import load_model
+from engine.model.weights import LoadedModel, load_model
 from engine.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
+
+MIN_BLOCKS = 2
 
 
 def build_engine(config: EngineConfig) -> Engine:
@@ -34,51 +39,74 @@ def build_engine(config: EngineConfig) -> Engine:
     dtype = resolve_dtype(config.dtype, device)
     start_s = time.monotonic()
     loaded = load_model(config.model_path, dtype, device)
-    kv_cache = KVCache(_kv_cache_shape(config, loaded.config, dtype, device), dtype, device)
+    logger.info("loaded %s in %.1f s", config.model_path.name, time.monotonic() - start_s)
+    return assemble_engine(loaded, config, device)
+
+
+def assemble_engine(loaded: LoadedModel, config: EngineConfig, device: torch.device) -> Engine:
+    """An engine around a model that is on the device already.
+
+    Raises: ConfigError.
+    """
+    dtype = loaded.model.dtype
     attention = select_attention(config.attention, device, dtype)
-    shape = kv_cache.shape
-    capacity = shape.num_blocks * shape.block_size
-    description = EngineDescription(
-        layout=KVLayout(
-            model_fingerprint=loaded.fingerprint,
-            num_layers=shape.num_layers,
-            num_kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-            dtype=str(dtype).removeprefix("torch."),
-            rope=loaded.rope,
-        ),
-        limits=EngineLimits(
-            vocab_size=loaded.config.vocab_size,
-            max_model_len=_max_model_len(config, loaded.config, capacity),
-            max_num_seqs=config.max_num_seqs,
-            kv_capacity_tokens=capacity,
-        ),
-        eos_token_ids=loaded.config.eos_token_ids,
+    has_graphs = device.type == "cuda" and attention.name in CAPTURABLE
+    num_scratch_blocks = 1 if has_graphs else 0  # for padding rows, and given to no sequence
+    shape = _kv_cache_shape(config, loaded.config, dtype, device)
+    num_blocks = shape.num_blocks - num_scratch_blocks
+    capacity = num_blocks * shape.block_size
+    description = _describe(loaded, config, shape, capacity)
+    kv_cache = KVCache(shape, dtype, device)
+    forward: Forward = EagerForward(loaded.model, kv_cache, attention)
+    if has_graphs:
+        limits = description.limits
+        decodes = DecodeShape(
+            limits.max_num_seqs, limits.max_model_len, shape.block_size, shape.num_layers, scratch_block=num_blocks
+        )
+        forward = DecodeGraphs(forward, CudaCapture(device), decodes, device)
+    scheduler = Scheduler(
+        BlockManager(num_blocks, shape.block_size), config.max_num_batched_tokens, config.max_num_seqs
     )
-    blocks = BlockManager(shape.num_blocks, shape.block_size)
-    scheduler = Scheduler(blocks, config.max_num_batched_tokens, config.max_num_seqs)
     logger.info(
-        "loaded %s in %.1f s: %s on %s, attention %s, %d blocks of %d tokens, %d threads",
-        config.model_path.name,
-        time.monotonic() - start_s,
+        "%s on %s, attention %s, %d blocks of %d tokens, CUDA graphs %s, %d threads",
         description.layout.dtype,
         device,
         attention.name,
-        shape.num_blocks,
+        num_blocks,
         shape.block_size,
+        "for decode steps" if has_graphs else "off",
         torch.get_num_threads(),
     )
-    return Engine(loaded.model, attention, kv_cache, scheduler, description)
+    return Engine(forward, kv_cache, scheduler, description)
+
+
+def _describe(loaded: LoadedModel, config: EngineConfig, shape: KVCacheShape, capacity: int) -> EngineDescription:
+    layout = KVLayout(
+        model_fingerprint=loaded.fingerprint,
+        num_layers=shape.num_layers,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        dtype=str(loaded.model.dtype).removeprefix("torch."),
+        rope=loaded.rope,
+    )
+    limits = EngineLimits(
+        vocab_size=loaded.config.vocab_size,
+        max_model_len=_max_model_len(config, loaded.config, capacity),
+        max_num_seqs=config.max_num_seqs,
+        kv_capacity_tokens=capacity,
+    )
+    return EngineDescription(layout, limits, loaded.config.eos_token_ids)
 
 
 def _kv_cache_shape(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> KVCacheShape:
     block_size = config.block_size or default_block_size(device)
     one_block = KVCacheShape(model.num_layers, 1, block_size, model.num_kv_heads, model.head_dim)
     block_bytes = one_block.num_elements_per_block * dtype.itemsize
-    num_blocks = config.kv_cache_bytes // block_bytes
-    if num_blocks < 2:
+    num_blocks = kv_cache_bytes(config, device) // block_bytes
+    if num_blocks < MIN_BLOCKS:
+        remedy = "kv_cache_gib" if config.kv_cache_bytes is not None else "gpu_memory_fraction"
         raise ConfigError(
-            f"kv_cache_gib gives room for {num_blocks} KV blocks of {block_bytes:,} bytes; at least 2 are needed"
+            f"{remedy} gives room for {num_blocks} KV blocks of {block_bytes:,} bytes; at least {MIN_BLOCKS} are needed"
         )
     return KVCacheShape(model.num_layers, num_blocks, block_size, model.num_kv_heads, model.head_dim)
 
