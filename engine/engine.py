@@ -71,7 +71,7 @@ class EngineLoad:
 
 
 class Engine:
-    """One model behind `forward`, one KV cache, one scheduler. Not thread-safe: it lives on the thread of engine/loop.py."""
+    """One model behind `forward`, one KV cache, one scheduler. Not thread-safe: it lives on engine/loop.py's thread."""
 
     def __init__(
         self,

@@ -22,11 +22,7 @@ MAY_IMPORT = {
     "cluster": {"common", "engine", "kv_transfer", "prefill_worker", "decode_worker", "router"},
 }
 COMPUTE_LIBRARIES = {"torch", "numpy", "safetensors", "transformers", "grpc", "google", "xxhash"}
-LOADED_ON_DEMAND = {
-    "gguf",
-    "flash_attn",
-    "triton",
-}  # by the modules that need them, which are themselves imported when needed
+LOADED_ON_DEMAND = {"gguf", "flash_attn", "triton"}  # by modules that are themselves imported when needed
 
 
 @dataclass(frozen=True)
