@@ -13,7 +13,7 @@ from common.kv_layout import KVLayout
 from engine.attention.base import default_block_size
 from engine.attention.select import CAPTURABLE, select_attention
 from engine.block_manager import BlockManager
-from engine.cuda_graphs import CudaCapture, DecodeGraphs, DecodeShape
+from engine.cuda_graphs import Capture, CudaCapture, DecodeGraphs, DecodeShape
 from engine.engine import Engine, EngineDescription, EngineLimits
 from engine.forward import EagerForward, Forward
 from engine.kv_cache import KVCache, KVCacheShape
@@ -40,30 +40,34 @@ def build_engine(config: EngineConfig) -> Engine:
     start_s = time.monotonic()
     loaded = load_model(config.model_path, dtype, device)
     logger.info("loaded %s in %.1f s", config.model_path.name, time.monotonic() - start_s)
-    return assemble_engine(loaded, config, device)
+    return assemble_engine(loaded, config, device, CudaCapture(device) if device.type == "cuda" else None)
 
 
-def assemble_engine(loaded: LoadedModel, config: EngineConfig, device: torch.device) -> Engine:
-    """An engine around a model that is on the device already.
+def assemble_engine(
+    loaded: LoadedModel, config: EngineConfig, device: torch.device, capture: Capture | None = None
+) -> Engine:
+    """An engine around a model that is on the device already. With a capture, decode steps are replayed from graphs,
+    if the attention backend allows it.
 
     Raises: ConfigError.
     """
     dtype = loaded.model.dtype
     attention = select_attention(config.attention, device, dtype)
-    has_graphs = device.type == "cuda" and attention.name in CAPTURABLE
-    num_scratch_blocks = 1 if has_graphs else 0  # for padding rows, and given to no sequence
+    if attention.name not in CAPTURABLE:
+        capture = None
+    num_scratch_blocks = 0 if capture is None else 1  # for padding rows, and given to no sequence
     shape = _kv_cache_shape(config, loaded.config, dtype, device)
     num_blocks = shape.num_blocks - num_scratch_blocks
     capacity = num_blocks * shape.block_size
     description = _describe(loaded, config, shape, capacity)
     kv_cache = KVCache(shape, dtype, device)
     forward: Forward = EagerForward(loaded.model, kv_cache, attention)
-    if has_graphs:
+    if capture is not None:
         limits = description.limits
         decodes = DecodeShape(
             limits.max_num_seqs, limits.max_model_len, shape.block_size, shape.num_layers, scratch_block=num_blocks
         )
-        forward = DecodeGraphs(forward, CudaCapture(device), decodes, device)
+        forward = DecodeGraphs(forward, capture, decodes, device)
     scheduler = Scheduler(
         BlockManager(num_blocks, shape.block_size), config.max_num_batched_tokens, config.max_num_seqs
     )
@@ -74,7 +78,7 @@ def assemble_engine(loaded: LoadedModel, config: EngineConfig, device: torch.dev
         attention.name,
         num_blocks,
         shape.block_size,
-        "for decode steps" if has_graphs else "off",
+        "off" if capture is None else "for decode steps",
         torch.get_num_threads(),
     )
     return Engine(forward, kv_cache, scheduler, description)

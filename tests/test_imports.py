@@ -21,8 +21,8 @@ MAY_IMPORT = {
     "router": {"common"},
     "cluster": {"common", "engine", "kv_transfer", "prefill_worker", "decode_worker", "router"},
 }
-COMPUTE_LIBRARIES = {"torch", "numpy", "safetensors", "transformers", "grpc", "google", "xxhash"}
-LOADED_ON_DEMAND = {"gguf", "flash_attn", "triton"}  # by modules that are themselves imported when needed
+COMPUTE_LIBRARIES = {"torch", "numpy", "safetensors", "transformers", "grpc", "google"}
+LOADED_ON_DEMAND = {"gguf", "flash_attn", "triton", "xxhash"}  # by modules that are themselves imported when needed
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ from common.sampling import SamplingParams
 from engine.attention.base import AttentionMetadata
 from engine.attention.torch_reference import TorchReferenceAttention
 from engine.batch import Batch, build_batch
-from engine.build import build_engine
+from engine.build import assemble_engine
 from engine.cuda_graphs import DecodeGraphs, DecodeInputs, DecodeShape, graph_sizes
+from engine.engine import Engine
 from engine.forward import EagerForward, Forward
 from engine.kv_cache import KVCache, KVCacheShape
 from engine.model.weights import LoadedModel, load_model
@@ -26,6 +27,7 @@ from engine.sequence import ScheduledSequence, Sequence
 CPU = torch.device("cpu")
 NUM_LAYERS, NUM_BLOCKS, BLOCK_SIZE, SCRATCH = 4, 24, 4, 23
 SHAPE = DecodeShape(max_num_seqs=6, max_model_len=40, block_size=BLOCK_SIZE, num_layers=4, scratch_block=SCRATCH)
+BLOCK_BYTES = 4 * 2 * 4 * 2 * 8 * 4  # layers, K and V, block_size, kv heads, head_dim, float32
 GREEDY = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
 
 
@@ -212,7 +214,42 @@ def test_a_block_table_longer_than_any_sequence_may_get_is_cut() -> None:
     assert filled.slot_mapping.tolist() == [39, SCRATCH * BLOCK_SIZE]
 
 
-def test_a_cpu_engine_gives_all_its_blocks_to_sequences(tiny_model: Path) -> None:
-    block_bytes = 4 * 2 * 4 * 2 * 8 * 4  # layers, K and V, block_size, kv heads, head_dim, float32
-    config = EngineConfig(tiny_model, dtype="float32", device="cpu", block_size=4, kv_cache_bytes=10 * block_bytes)
-    assert build_engine(config).load().total_blocks == 10
+def test_an_engine_with_graphs_answers_as_one_without_and_keeps_a_block_for_itself(tiny_model: Path) -> None:
+    """Every part but the device: the scheduler, the sampler, our own kernel, a prefix that is shared."""
+    loaded = load_model(tiny_model, torch.float32, CPU)
+    config = EngineConfig(
+        tiny_model, "float32", "cpu", "triton", block_size=4, kv_cache_bytes=40 * BLOCK_BYTES, max_num_seqs=3
+    )
+    graphs: list[Rerun] = []
+
+    def capture(run: Callable[[], Tensor]) -> Rerun:
+        graphs.append(Rerun(run))
+        return graphs[-1]
+
+    engine = assemble_engine(loaded, config, CPU, capture)
+    plain = assemble_engine(loaded, replace(config, attention="cpu"), CPU, capture)
+    assert (engine.load().total_blocks, plain.load().total_blocks) == (39, 40)
+    todo = [*prompts(1, 9, 6, 13), [7] * 9, [7] * 9]
+    assert engine_answers(engine, todo) == engine_answers(plain, todo)
+    assert (
+        sum(graph.num_replays for graph in graphs) == 10
+    )  # six answers, three at a time, five steps after the prefill's
+    assert engine.load().free_blocks == 39
+
+
+def engine_answers(engine: Engine, todo: list[list[int]]) -> list[list[int]]:
+    sampling = [replace(GREEDY, max_tokens=6, temperature=0.5 * (index % 2)) for index in range(len(todo))]
+    sequences = [Sequence(list(prompt), wanted) for prompt, wanted in zip(todo, sampling, strict=True)]
+    for sequence in sequences:
+        engine.add(sequence)
+    while engine.has_work:
+        engine.step(Unwatched())
+    return [sequence.token_ids for sequence in sequences]
+
+
+class Unwatched:
+    def on_scheduled(self, scheduled: object) -> None: ...
+
+    def on_layer_computed(self, layer: int) -> None: ...
+
+    def on_sampled(self, sampled: object) -> None: ...
