@@ -18,9 +18,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from common.sampling import SamplingParams
 from engine.attention.base import AttentionMetadata
-from engine.batch import Batch
+from engine.batch import Batch, build_batch
 from engine.forward import Forward
+from engine.sequence import ScheduledSequence, Sequence
 
 MAX_GRAPH_SEQS = 512
 NUM_WARM_UPS = 2  # runs before a capture: libraries set themselves up, kernels are compiled
@@ -68,6 +70,7 @@ class DecodeGraphs:
         self._num_layers = shape.num_layers
         self._sizes = graph_sizes(shape.max_num_seqs)
         self._inputs = DecodeInputs(self._sizes[-1], shape, device)
+        _warm_up_prefill(eager, shape, device)
         # The largest first: the others then fit into the memory that it has taken for its intermediate results.
         self._graphs = {size: capture(self._step_of(size)) for size in reversed(self._sizes)}
 
@@ -96,6 +99,14 @@ class DecodeGraphs:
     def _step_of(self, size: int) -> Callable[[], Tensor]:
         batch = self._inputs.batch(size)
         return lambda: self._eager(batch, None)
+
+
+@torch.inference_mode()
+def _warm_up_prefill(eager: Forward, shape: DecodeShape, device: torch.device) -> None:
+    """Compile now what a first prompt would wait for; its K and V go to the scratch block."""
+    if shape.block_size > 1:
+        nobody = Sequence([0, 0], SamplingParams(max_tokens=1), block_table=[shape.scratch_block])
+        eager(build_batch([ScheduledSequence(nobody, 0, 2)], shape.block_size, device), None)
 
 
 class DecodeInputs:

@@ -95,6 +95,11 @@ def import_everything() -> None:
                 importlib.import_module(module)
 
 
+def import_gpu_check() -> None:
+    sys.path.insert(0, str(ROOT / "scripts"))
+    importlib.import_module("gpu_check")
+
+
 def generate(folder: Path, attention: str) -> list[int]:
     """Some greedy tokens of a tiny random Llama."""
     from common.engine_config import EngineConfig
@@ -181,6 +186,7 @@ def main(folder: Path) -> None:
     require_absent()
     print("refused")
     import_everything()
+    import_gpu_check()
     print("imported")
     save_tiny_model(folder)
     assert generate(folder, "triton") == generate(folder, "cpu") == generate(folder, "torch_reference")

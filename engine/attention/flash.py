@@ -22,9 +22,13 @@ OLDEST_CAPABILITY = (8, 0)
 
 def runs_on(device: torch.device) -> bool:
     """Whether one of the two libraries is here in a version that reads block tables, and the GPU is new enough."""
-    if flash_attn_varlen_func is None and not torch_reads_block_tables():
+    if not (has_flash_attn() or torch_reads_block_tables()):
         return False
     return not torch.cuda.is_available() or torch.cuda.get_device_capability(device) >= OLDEST_CAPABILITY
+
+
+def has_flash_attn() -> bool:
+    return flash_attn_varlen_func is not None
 
 
 def torch_reads_block_tables() -> bool:
@@ -38,16 +42,16 @@ class FlashAttention:
     def __init__(self, device: torch.device) -> None:
         if device.type != "cuda":
             raise ConfigError(f"attention backend 'flash' needs a CUDA device, not {device}; use auto or cpu")
-        if flash_attn_varlen_func is None and not torch_reads_block_tables():
+        if not (has_flash_attn() or torch_reads_block_tables()):
             raise ConfigError("attention backend 'flash' needs flash-attn or a newer torch here; use auto or triton")
 
     def __call__(
         self, query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata, scale: float
     ) -> Tensor:
         _require_fit(query, key_cache)
-        if flash_attn_varlen_func is None:
-            return torch_varlen(query, key_cache, value_cache, metadata, scale)
-        return flash_varlen(query, key_cache, value_cache, metadata, scale)
+        if has_flash_attn():
+            return flash_varlen(query, key_cache, value_cache, metadata, scale)
+        return torch_varlen(query, key_cache, value_cache, metadata, scale)
 
 
 def flash_varlen(

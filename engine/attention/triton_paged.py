@@ -53,12 +53,13 @@ class TritonAttention:
         out = torch.empty_like(query)
         num_seqs = metadata.seq_lens.shape[0]
         launch = _Launch(query, key_cache, value_cache, metadata, scale * math.log2(math.e), window)
-        if metadata.num_decodes:
-            num_programs = metadata.num_decodes * key_cache.shape[2]
-            num_keys = metadata.max_seq_len if window is None else min(window, metadata.max_seq_len)
-            launch.decode(out, num_splits(num_programs, num_keys, self._num_processors))
-        if metadata.num_decodes < num_seqs:
-            launch.prefill(out)
+        with torch.cuda.device_of(query):  # Triton launches on the thread's current device, wherever the tensors are
+            if metadata.num_decodes:
+                num_programs = metadata.num_decodes * key_cache.shape[2]
+                num_keys = metadata.max_seq_len if window is None else min(window, metadata.max_seq_len)
+                launch.decode(out, num_splits(num_programs, num_keys, self._num_processors))
+            if metadata.num_decodes < num_seqs:
+                launch.prefill(out)
         return out
 
 

@@ -75,6 +75,7 @@ class Device:
         self.cache.write_slots(0, torch.arange(NUM_BLOCKS * BLOCK_SIZE), torch.zeros_like(self.kv))
         self._eager = EagerForward(self.loaded.model, self.cache, DeviceLengthsAttention())
         self.graphs = DecodeGraphs(self.eager, self.capture, SHAPE, CPU)
+        self.num_eager = 0  # it has warmed up
 
     @property
     def kv(self) -> Tensor:
