@@ -53,6 +53,7 @@ class TritonAttention:
         out = torch.empty_like(query)
         num_seqs = metadata.seq_lens.shape[0]
         launch = _Launch(query, key_cache, value_cache, metadata, scale * math.log2(math.e), window)
+        # Triton launches on the thread's current device, wherever the tensors are.
         with torch.cuda.device_of(query):  # type: ignore[no-untyped-call]
             if metadata.num_decodes:
                 num_programs = metadata.num_decodes * key_cache.shape[2]

@@ -48,19 +48,16 @@ async def _transfer(
     """How many numbers arrived changed, and the seconds from the first piece to the confirmed commit."""
     network, source_incarnation, destination_incarnation = LoopbackNetwork(), new_incarnation(), new_incarnation()
     async with AsyncExitStack() as stack:
-        sender = make_sender(transport, LAYOUT, source_incarnation, source, network)
+        server = new_server()
+        stack.push_async_callback(server.stop, None)
         receiver = make_receiver(transport, LAYOUT, destination_incarnation, destination)
         stack.push_async_callback(receiver.close)
+        sender = make_sender(transport, LAYOUT, source_incarnation, source, network)
         stack.push_async_callback(sender.close)
-        if transport == "loopback":
-            receiver.serve_at("loopback:1")
-            network.listen(receiver)
-        else:
-            server = new_server()
-            receiver.add_to_server(server)
-            receiver.serve_at(bind_port(server, "127.0.0.1", 0))
-            await server.start()
-            stack.push_async_callback(server.stop, None)
+        receiver.add_to_server(server)
+        receiver.serve_at(bind_port(server, "127.0.0.1", 0))
+        network.listen(receiver)  # for the loopback, which needs no server
+        await server.start()
         ticket = Ticket(new_transfer_id(), 1, source_incarnation, destination_incarnation, num_tokens, 0)
         landed: list[KVPiece] = []
         reception = receiver.expect(ticket.transfer_id, num_tokens, 0, landed.append)

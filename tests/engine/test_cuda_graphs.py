@@ -37,11 +37,17 @@ class DeviceLengthsAttention:
     name = "device_lengths"
 
     def __call__(
-        self, query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata, scale: float
+        self,
+        query: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        metadata: AttentionMetadata,
+        scale: float,
+        window: int | None = None,
     ) -> Tensor:
         query_lens = metadata.query_start_loc.diff().tolist()
         read = replace(metadata, query_lens_list=query_lens, seq_lens_list=metadata.seq_lens.tolist())
-        return TorchReferenceAttention()(query, key_cache, value_cache, read, scale)
+        return TorchReferenceAttention()(query, key_cache, value_cache, read, scale, window)
 
 
 @dataclass
