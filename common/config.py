@@ -54,9 +54,10 @@ class PoolSection(Section):
     host: str = "127.0.0.1"
     device: str = "auto"  # "cpu", "cuda", "cuda:1"; auto: cuda where there is one
     num_threads: Annotated[int, Field(ge=1)] | None = None  # default: the machine's cores shared among its workers
-    attention: Literal["auto", "torch_reference", "cpu", "native", "flash"] = "auto"
+    attention: Literal["auto", "torch_reference", "cpu", "native", "flash", "triton"] = "auto"
     block_size: Annotated[int, Field(ge=1)] | None = None  # tokens; default: 16 on CPU, 256 on CUDA
-    kv_cache_gib: Annotated[float, Field(gt=0)] = 1.0
+    kv_cache_gib: Annotated[float, Field(gt=0)] | None = None  # default: 1.0 on CPU, by gpu_memory_fraction on CUDA
+    gpu_memory_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.9  # of what is free once the weights are loaded
     # per step, prefill and decode together; default: 256 on a CPU, where it bounds the wait of a cancel, 2048 on CUDA
     max_num_batched_tokens: Annotated[int, Field(ge=1)] | None = None
     max_num_seqs: Annotated[int, Field(ge=1)] = 64  # running at once
@@ -88,7 +89,8 @@ class ServeConfig(Section):
             attention=pool.attention,
             num_threads=pool.num_threads,
             block_size=pool.block_size,
-            kv_cache_bytes=int(pool.kv_cache_gib * 2**30),
+            kv_cache_bytes=None if pool.kv_cache_gib is None else int(pool.kv_cache_gib * 2**30),
+            gpu_memory_fraction=pool.gpu_memory_fraction,
             max_num_batched_tokens=pool.max_num_batched_tokens,
             max_num_seqs=pool.max_num_seqs,
             max_model_len=self.model.max_model_len,

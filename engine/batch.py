@@ -12,6 +12,7 @@ from torch import Tensor
 from engine.attention.base import AttentionMetadata
 from engine.block_manager import slot_mapping
 from engine.sequence import ScheduledSequence
+from engine.upload import upload
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,10 @@ def build_batch(scheduled: Seq[ScheduledSequence], block_size: int, device: torc
         if part.is_sampled:
             logits_indices.append(len(token_ids) - 1)
     return Batch(
-        token_ids=torch.tensor(token_ids, dtype=torch.int64, device=device),
-        positions=torch.tensor(positions, dtype=torch.int64, device=device),
-        slot_mapping=torch.tensor(slots, dtype=torch.int64, device=device),
-        logits_indices=torch.tensor(logits_indices, dtype=torch.int64, device=device),
+        token_ids=upload(token_ids, torch.int64, device),
+        positions=upload(positions, torch.int64, device),
+        slot_mapping=upload(slots, torch.int64, device),
+        logits_indices=upload(logits_indices, torch.int64, device),
         attention=_attention_metadata(scheduled, device),
     )
 
@@ -52,9 +53,9 @@ def _attention_metadata(scheduled: Seq[ScheduledSequence], device: torch.device)
     width = max(len(part.sequence.block_table) for part in scheduled)
     tables = [part.sequence.block_table + [0] * (width - len(part.sequence.block_table)) for part in scheduled]
     return AttentionMetadata(
-        query_start_loc=torch.tensor([0, *accumulate(query_lens)], dtype=torch.int32, device=device),
-        seq_lens=torch.tensor(seq_lens, dtype=torch.int32, device=device),
-        block_table=torch.tensor(tables, dtype=torch.int32, device=device),
+        query_start_loc=upload([0, *accumulate(query_lens)], torch.int32, device),
+        seq_lens=upload(seq_lens, torch.int32, device),
+        block_table=upload(tables, torch.int32, device),
         query_lens_list=query_lens,
         seq_lens_list=seq_lens,
         num_decodes=query_lens.count(1),

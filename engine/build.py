@@ -11,10 +11,13 @@ from common.engine_config import EngineConfig
 from common.errors import ConfigError
 from common.kv_layout import KVLayout
 from engine.attention.base import AttentionBackend, default_block_size
-from engine.attention.select import select_attention
+from engine.attention.select import CAPTURABLE, select_attention
 from engine.block_manager import BlockManager
+from engine.cuda_graphs import Capture, CudaCapture, DecodeGraphs, DecodeShape
 from engine.engine import Engine, EngineDescription, EngineLimits
+from engine.forward import EagerForward, Forward
 from engine.kv_cache import KVCache, KVCacheShape
+from engine.kv_cache_size import kv_cache_bytes
 from engine.model.config import ModelConfig
 from engine.model.dtype import resolve_device, resolve_dtype
 from engine.model.weights import LoadedModel, load_model
@@ -23,6 +26,8 @@ from engine.native.model import accelerate, can_accelerate
 from engine.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
+
+MIN_BLOCKS = 2
 
 
 def build_engine(config: EngineConfig) -> Engine:
@@ -34,45 +39,69 @@ def build_engine(config: EngineConfig) -> Engine:
         torch.set_num_threads(config.num_threads)
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
-    num_threads = torch.get_num_threads()
     start_s = time.monotonic()
     loaded = load_model(config.model_path, dtype, device)
-    kv_cache = KVCache(_kv_cache_shape(config, loaded.config, dtype, device), dtype, device)
+    logger.info("loaded %s in %.1f s", config.model_path.name, time.monotonic() - start_s)
+    return assemble_engine(loaded, config, device, CudaCapture(device) if device.type == "cuda" else None)
+
+
+def assemble_engine(
+    loaded: LoadedModel, config: EngineConfig, device: torch.device, capture: Capture | None = None
+) -> Engine:
+    """An engine around a model that is on the device already. With a capture, decode steps are replayed from graphs,
+    if the attention backend allows it.
+
+    Raises: ConfigError.
+    """
+    dtype = loaded.model.dtype
+    num_threads = torch.get_num_threads()
     attention = _native_attention(config, loaded, device, dtype) or select_attention(config.attention, device, dtype)
-    shape = kv_cache.shape
-    capacity = shape.num_blocks * shape.block_size
-    description = EngineDescription(
-        layout=KVLayout(
-            model_fingerprint=loaded.fingerprint,
-            num_layers=shape.num_layers,
-            num_kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-            dtype=str(dtype).removeprefix("torch."),
-            rope=loaded.rope,
-        ),
-        limits=EngineLimits(
-            vocab_size=loaded.config.vocab_size,
-            max_model_len=_max_model_len(config, loaded.config, capacity),
-            max_num_seqs=config.max_num_seqs,
-            kv_capacity_tokens=capacity,
-        ),
-        eos_token_ids=loaded.config.eos_token_ids,
-    )
-    blocks = BlockManager(shape.num_blocks, shape.block_size)
+    if attention.name not in CAPTURABLE:
+        capture = None
+    num_scratch_blocks = 0 if capture is None else 1  # for padding rows, and given to no sequence
+    shape = _kv_cache_shape(config, loaded.config, dtype, device)
+    num_blocks = shape.num_blocks - num_scratch_blocks
+    capacity = num_blocks * shape.block_size
+    description = _describe(loaded, config, shape, capacity)
+    kv_cache = KVCache(shape, dtype, device)
+    forward: Forward = EagerForward(loaded.model, kv_cache, attention)
+    if capture is not None:
+        limits = description.limits
+        decodes = DecodeShape(
+            limits.max_num_seqs, limits.max_model_len, shape.block_size, shape.num_layers, scratch_block=num_blocks
+        )
+        forward = DecodeGraphs(forward, capture, decodes, device)
     budget = config.max_num_batched_tokens or default_step_tokens(device)
-    scheduler = Scheduler(blocks, budget, config.max_num_seqs)
+    scheduler = Scheduler(BlockManager(num_blocks, shape.block_size), budget, config.max_num_seqs)
     logger.info(
-        "loaded %s in %.1f s: %s on %s, attention %s, %d blocks of %d tokens, %d threads",
-        config.model_path.name,
-        time.monotonic() - start_s,
+        "%s on %s, attention %s, %d blocks of %d tokens, CUDA graphs %s, %d threads",
         description.layout.dtype,
         device,
         attention.name,
-        shape.num_blocks,
+        num_blocks,
         shape.block_size,
+        "off" if capture is None else "for decode steps",
         num_threads,
     )
-    return Engine(loaded.model, attention, kv_cache, scheduler, description)
+    return Engine(forward, kv_cache, scheduler, description)
+
+
+def _describe(loaded: LoadedModel, config: EngineConfig, shape: KVCacheShape, capacity: int) -> EngineDescription:
+    layout = KVLayout(
+        model_fingerprint=loaded.fingerprint,
+        num_layers=shape.num_layers,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        dtype=str(loaded.model.dtype).removeprefix("torch."),
+        rope=loaded.rope,
+    )
+    limits = EngineLimits(
+        vocab_size=loaded.config.vocab_size,
+        max_model_len=_max_model_len(config, loaded.config, capacity),
+        max_num_seqs=config.max_num_seqs,
+        kv_capacity_tokens=capacity,
+    )
+    return EngineDescription(layout, limits, loaded.config.eos_token_ids)
 
 
 def _native_attention(
@@ -105,10 +134,11 @@ def _kv_cache_shape(config: EngineConfig, model: ModelConfig, dtype: torch.dtype
     block_size = config.block_size or default_block_size(device)
     one_block = KVCacheShape(model.num_layers, 1, block_size, model.num_kv_heads, model.head_dim)
     block_bytes = one_block.num_elements_per_block * dtype.itemsize
-    num_blocks = config.kv_cache_bytes // block_bytes
-    if num_blocks < 2:
+    num_blocks = kv_cache_bytes(config, device) // block_bytes
+    if num_blocks < MIN_BLOCKS:
+        remedy = "kv_cache_gib" if config.kv_cache_bytes is not None else "gpu_memory_fraction"
         raise ConfigError(
-            f"kv_cache_gib gives room for {num_blocks} KV blocks of {block_bytes:,} bytes; at least 2 are needed"
+            f"{remedy} gives room for {num_blocks} KV blocks of {block_bytes:,} bytes; at least {MIN_BLOCKS} are needed"
         )
     return KVCacheShape(model.num_layers, num_blocks, block_size, model.num_kv_heads, model.head_dim)
 

@@ -12,14 +12,14 @@ from torch import Tensor
 from common.errors import InvalidRequest, PromptTooLong
 from common.kv_layout import KVLayout
 from common.sampling import FinishReason
-from engine.attention.base import AttentionBackend
 from engine.batch import build_batch
 from engine.block_manager import CacheEvents, slot_mapping
+from engine.forward import Forward
 from engine.kv_cache import KVCache
-from engine.model.decoder import Decoder
 from engine.sampler import sample
 from engine.scheduler import Scheduler
 from engine.sequence import SampledToken, ScheduledSequence, Sequence
+from engine.upload import upload
 
 
 class StepObserver(Protocol):
@@ -71,18 +71,16 @@ class EngineLoad:
 
 
 class Engine:
-    """One model, one KV cache, one scheduler. Not thread-safe: everything happens on the thread of engine/loop.py."""
+    """One model behind `forward`, one KV cache, one scheduler. Not thread-safe: it lives on engine/loop.py's thread."""
 
     def __init__(
         self,
-        model: Decoder,
-        attention: AttentionBackend,
+        forward: Forward,
         kv_cache: KVCache,
         scheduler: Scheduler,
         description: EngineDescription,
     ) -> None:
-        self._model = model
-        self._attention = attention
+        self._forward = forward
         self._kv_cache = kv_cache
         self._scheduler = scheduler
         self._eos_token_ids = frozenset(description.eos_token_ids)
@@ -142,7 +140,7 @@ class Engine:
             return False
         observer.on_scheduled(scheduled)
         batch = build_batch(scheduled, self._kv_cache.shape.block_size, self._kv_cache.device)
-        logits = self._model(batch, self._kv_cache, self._attention, observer.on_layer_computed)
+        logits = self._forward(batch, observer.on_layer_computed)
         tokens = self._sample(logits, scheduled)
         self.num_steps += 1
         observer.on_sampled(self._commit(scheduled, tokens))
@@ -209,7 +207,7 @@ class Engine:
 
     def _slots(self, sequence: Sequence, start: int, end: int) -> Tensor:
         slots = slot_mapping(sequence.block_table, start, end, self._kv_cache.shape.block_size)
-        return torch.tensor(slots, dtype=torch.int64, device=self._kv_cache.device)
+        return upload(slots, torch.int64, self._kv_cache.device)
 
 
 @dataclass(frozen=True)

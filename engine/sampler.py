@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from common.sampling import SamplingParams
+from engine.upload import upload
 
 _MASK = 2**64 - 1
 # SplitMix64 (Steele, Lea, Flood 2014): its increment and its two multipliers.
@@ -27,16 +28,17 @@ def sample(logits: Tensor, params: Seq[SamplingParams], positions: Seq[int]) -> 
     greedy = logits.argmax(dim=-1)
     random_rows = [row for row, wanted in enumerate(params) if not wanted.is_greedy]
     if random_rows:
+        rows = upload(random_rows, torch.int64, logits.device)
         keys = [_key(params[row].seed, positions[row]) for row in random_rows]
-        scores = _restrict(logits[random_rows], [params[row] for row in random_rows])
-        greedy[random_rows] = (scores + gumbel_noise(keys, logits.shape[-1], logits.device)).argmax(dim=-1)
+        scores = _restrict(logits[rows], [params[row] for row in random_rows])
+        greedy[rows] = (scores + gumbel_noise(keys, logits.shape[-1], logits.device)).argmax(dim=-1)
     tokens: list[int] = greedy.tolist()
     return tokens
 
 
 def gumbel_noise(keys: Seq[int], vocab_size: int, device: torch.device) -> Tensor:
     """Standard Gumbel noise [len(keys), vocab_size] float64, a pure function of (key, token id)."""
-    start = torch.tensor([_signed(key) for key in keys], dtype=torch.int64, device=device)[:, None]
+    start = upload([_signed(key) for key in keys], torch.int64, device)[:, None]
     token_ids = torch.arange(vocab_size, dtype=torch.int64, device=device)[None, :]
     bits = _mix_tensor(start + token_ids * _signed(_GOLDEN))
     uniform = (_shift_right(bits, 11).to(torch.float64) + 0.5) * 2.0**-53
@@ -45,14 +47,14 @@ def gumbel_noise(keys: Seq[int], vocab_size: int, device: torch.device) -> Tenso
 
 def _restrict(logits: Tensor, params: Seq[SamplingParams]) -> Tensor:
     """logits / temperature in float64, −inf outside each row's top-k and top-p sets."""
-    temperature = torch.tensor([wanted.temperature for wanted in params], dtype=torch.float64, device=logits.device)
+    temperature = upload([wanted.temperature for wanted in params], torch.float64, logits.device)
     scores = logits.to(torch.float64) / temperature[:, None]
     if all(wanted.top_p == 1 and wanted.top_k == 0 for wanted in params):
         return scores
     ranked, order = scores.sort(dim=-1, descending=True, stable=True)
     vocab_size = logits.shape[-1]
-    top_k = torch.tensor([wanted.top_k or vocab_size for wanted in params], device=logits.device)
-    top_p = torch.tensor([wanted.top_p for wanted in params], dtype=torch.float64, device=logits.device)
+    top_k = upload([wanted.top_k or vocab_size for wanted in params], torch.int64, logits.device)
+    top_p = upload([wanted.top_p for wanted in params], torch.float64, logits.device)
     is_beyond_k = torch.arange(vocab_size, device=logits.device)[None, :] >= top_k[:, None]
     ranked = ranked.masked_fill(is_beyond_k, -torch.inf)
     probabilities = ranked.softmax(dim=-1)

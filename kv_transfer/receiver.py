@@ -12,6 +12,7 @@ from common.errors import InvalidRequest, PeerLost, TransferTimeout, VersionMism
 from common.identity import Ticket
 from common.kv_layout import KVLayout
 from common.pb import kv_transfer_pb2 as pb
+from kv_transfer.checksum import CHECKSUM
 from kv_transfer.grpc_stream import add_link_service
 from kv_transfer.link import Endpoint, PayloadDestination, Rendezvous, Reply
 from kv_transfer.link_destination import DestinationLink
@@ -144,6 +145,11 @@ class LinkReceiver:
         if hello.transport != mine.wire_name:
             raise VersionMismatch(
                 f"transports differ: this side receives over {mine.wire_name!r}, the source has {hello.transport!r}"
+            )
+        if hello.checksum != CHECKSUM.name:
+            raise VersionMismatch(
+                f"checksums differ: this side computes {CHECKSUM.name!r}, the source {hello.checksum!r}; "
+                "install the package xxhash on both sides or on neither"
             )
         mine.layout.require_compatible(KVLayout.from_pb(hello.layout))
 

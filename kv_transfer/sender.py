@@ -10,6 +10,7 @@ from common.errors import IncompatiblePeer, PeerLost, ServingError, TransferErro
 from common.identity import Ticket
 from common.kv_layout import KVLayout
 from common.pb import kv_transfer_pb2 as pb
+from kv_transfer.checksum import CHECKSUM
 from kv_transfer.link import Dial, Endpoint, LinkStream, PayloadSource, Rendezvous
 from kv_transfer.link_source import LinkedTransfer, SourceLink
 from kv_transfer.transport import Destination, TransferStats
@@ -89,6 +90,7 @@ class LinkSender:
             destination_incarnation=destination.incarnation,
             layout=self._endpoint.layout.to_pb(),
             transport=self._endpoint.wire_name,
+            checksum=CHECKSUM.name,
         )
         await stream.write(pb.LinkRequest(hello=hello))
         reply = await stream.read()

@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-import xxhash
 from torch import Tensor
 
 from common.identity import Ticket
 from common.kv_layout import KVLayout
 from common.pb import kv_transfer_pb2 as pb
 from common.rpc import MAX_MESSAGE_BYTES
+from kv_transfer.checksum import CHECKSUM
 from kv_transfer.transport import KVPiece
 
 PROTOCOL_VERSION = 1
@@ -78,7 +78,7 @@ class Manifest:
     def of(headers: Iterable[PieceHeader]) -> Manifest:
         ordered = sorted(headers, key=lambda header: (header.layer_start, header.token_start))
         checksums = struct.pack(f"<{len(ordered)}Q", *(header.checksum for header in ordered))
-        return Manifest(len(ordered), sum(header.num_bytes for header in ordered), xxhash.xxh3_64_intdigest(checksums))
+        return Manifest(len(ordered), sum(header.num_bytes for header in ordered), CHECKSUM.of(checksums))
 
 
 def describe(ticket: Ticket, piece: KVPiece, checksum: int) -> PieceHeader:
@@ -104,8 +104,8 @@ def buffer_of(flat: Tensor) -> memoryview:
 
 
 def checksum_of(flat: Tensor) -> int:
-    """xxh3-64 of a CPU [num_bytes] uint8 tensor; runs at memory speed."""
-    return xxhash.xxh3_64_intdigest(buffer_of(flat))
+    """CHECKSUM of a CPU [num_bytes] uint8 tensor."""
+    return CHECKSUM.of(buffer_of(flat))
 
 
 def to_piece(header: PieceHeader, flat: Tensor, layout: KVLayout) -> KVPiece:

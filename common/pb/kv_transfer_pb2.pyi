@@ -70,18 +70,20 @@ class LinkReply(_message.Message):
     def __init__(self, welcome: _Optional[_Union[LinkWelcome, _Mapping]] = ..., commit_result: _Optional[_Union[CommitResult, _Mapping]] = ..., ended: _Optional[_Union[TransferEnded, _Mapping]] = ...) -> None: ...
 
 class LinkHello(_message.Message):
-    __slots__ = ("protocol_version", "source_incarnation", "destination_incarnation", "layout", "transport")
+    __slots__ = ("protocol_version", "source_incarnation", "destination_incarnation", "layout", "transport", "checksum")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SOURCE_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     DESTINATION_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     source_incarnation: str
     destination_incarnation: str
     layout: KVLayout
     transport: str
-    def __init__(self, protocol_version: _Optional[int] = ..., source_incarnation: _Optional[str] = ..., destination_incarnation: _Optional[str] = ..., layout: _Optional[_Union[KVLayout, _Mapping]] = ..., transport: _Optional[str] = ...) -> None: ...
+    checksum: str
+    def __init__(self, protocol_version: _Optional[int] = ..., source_incarnation: _Optional[str] = ..., destination_incarnation: _Optional[str] = ..., layout: _Optional[_Union[KVLayout, _Mapping]] = ..., transport: _Optional[str] = ..., checksum: _Optional[str] = ...) -> None: ...
 
 class LinkWelcome(_message.Message):
     __slots__ = ("protocol_version", "layout", "store_address", "group_name")

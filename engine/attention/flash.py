@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import torch
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
@@ -15,6 +17,23 @@ except ImportError:  # the optional extra "cuda"
     flash_attn_varlen_func = None
 
 BLOCK_SIZE_MULTIPLE = 256
+OLDEST_CAPABILITY = (8, 0)
+
+
+def runs_on(device: torch.device) -> bool:
+    """Whether one of the two libraries is here in a version that reads block tables, and the GPU is new enough."""
+    if not (has_flash_attn() or torch_reads_block_tables()):
+        return False
+    return not torch.cuda.is_available() or torch.cuda.get_device_capability(device) >= OLDEST_CAPABILITY
+
+
+def has_flash_attn() -> bool:
+    return flash_attn_varlen_func is not None
+
+
+def torch_reads_block_tables() -> bool:
+    """torch's variable-length attention is there since 2.10, its block tables came later."""
+    return "block_table" in inspect.signature(varlen_attn).parameters
 
 
 class FlashAttention:
@@ -23,6 +42,8 @@ class FlashAttention:
     def __init__(self, device: torch.device) -> None:
         if device.type != "cuda":
             raise ConfigError(f"attention backend 'flash' needs a CUDA device, not {device}; use auto or cpu")
+        if not (has_flash_attn() or torch_reads_block_tables()):
+            raise ConfigError("attention backend 'flash' needs flash-attn or a newer torch here; use auto or triton")
 
     def __call__(
         self,
@@ -34,9 +55,9 @@ class FlashAttention:
         window: int | None = None,
     ) -> Tensor:
         _require_fit(query, key_cache)
-        if flash_attn_varlen_func is None:
-            return torch_varlen(query, key_cache, value_cache, metadata, scale, window)
-        return flash_varlen(query, key_cache, value_cache, metadata, scale, window)
+        if has_flash_attn():
+            return flash_varlen(query, key_cache, value_cache, metadata, scale, window)
+        return torch_varlen(query, key_cache, value_cache, metadata, scale, window)
 
 
 def flash_varlen(

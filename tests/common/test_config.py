@@ -33,6 +33,7 @@ def test_an_empty_file_means_the_defaults(tmp_path: Path) -> None:
         ("prefill: {replicas: -1}", "`prefill.replicas` is -1"),
         ("transfer: {transport: pigeon}", "`transfer.transport` is 'pigeon'"),
         ("decode: {kv_cache_gib: lots}", "`decode.kv_cache_gib` is 'lots'"),
+        ("decode: {gpu_memory_fraction: 1.0}", "`decode.gpu_memory_fraction` is 1.0"),
         ("- a\n- b", "must hold sections"),
         ("model: [unclosed", "not valid YAML"),
     ],
@@ -61,6 +62,7 @@ def test_an_engine_gets_its_own_pools_settings() -> None:
     engine = config.engine(Role.DECODE, Path("m"))
     assert (engine.kv_cache_bytes, engine.block_size, engine.dtype) == (1 << 29, 8, "float32")
     assert config.engine(Role.PREFILL, Path("m")).block_size is None
+    assert config.engine(Role.PREFILL, Path("m")).kv_cache_bytes is None
 
 
 @pytest.mark.parametrize(("source", "name"), [("a/b/My.gguf", "My"), ("org/model", "model"), ("folder/", "folder")])

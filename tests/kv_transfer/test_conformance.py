@@ -416,6 +416,18 @@ async def test_an_incompatible_layout_names_the_field_and_both_values(
         await sender.open(wire.receiver.destination, ticket)
 
 
+async def test_a_source_that_computes_other_checksums_is_refused(wire: Wire) -> None:
+    def without_xxhash(request: pb.LinkRequest) -> list[pb.LinkRequest]:
+        if request.HasField("hello"):
+            request.hello.checksum = "crc32"
+        return [request]
+
+    sender = wire.new_sender(fault=without_xxhash)
+    _, ticket = wire.expect(num_tokens=8)
+    with pytest.raises(VersionMismatch, match=r"'xxh3-64', the source 'crc32'.*install"):
+        await sender.open(wire.receiver.destination, ticket)
+
+
 async def test_another_protocol_version_is_named(wire: Wire) -> None:
     def age(request: pb.LinkRequest) -> list[pb.LinkRequest]:
         if request.HasField("hello"):

@@ -15,6 +15,7 @@ from engine.attention.torch_reference import TorchReferenceAttention
 from engine.batch import build_batch
 from engine.block_manager import BlockManager, slot_mapping
 from engine.engine import Engine, EngineDescription, EngineLimits
+from engine.forward import EagerForward
 from engine.kv_cache import KVCache, KVCacheShape
 from engine.model.config import ModelConfig, RopeConfig
 from engine.model.decoder import Decoder
@@ -232,13 +233,8 @@ def new_engine(model: Decoder, block_size: int) -> Engine:
     layout = KVLayout("walkthrough", shape.num_layers, shape.num_kv_heads, shape.head_dim, "float32", "theta=10000")
     limits = EngineLimits(CONFIG.vocab_size, 1024, 8, capacity)
     scheduler = Scheduler(BlockManager(shape.num_blocks, block_size), max_num_batched_tokens=1024, max_num_seqs=8)
-    return Engine(
-        model,
-        TorchReferenceAttention(),
-        worker.kv_cache,
-        scheduler,
-        EngineDescription(layout, limits, eos_token_ids=()),
-    )
+    forward = EagerForward(model, worker.kv_cache, TorchReferenceAttention())
+    return Engine(forward, worker.kv_cache, scheduler, EngineDescription(layout, limits, eos_token_ids=()))
 
 
 def run_to_end(engine: Engine, recorder: StepRecorder) -> None:
