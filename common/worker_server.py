@@ -5,9 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Protocol
 
 import grpc
 
+from common.config import Role, ServeConfig
+from common.kv_layout import KVLayout
 from common.membership import Membership
 from common.pb import serving_pb2 as pb
 from common.rpc import bind_port, new_server
@@ -15,7 +19,11 @@ from common.standard_services import add_standard_services
 
 logger = logging.getLogger(__name__)
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 STOP_GRACE_S = 1.0
+ROLES = {Role.PREFILL: pb.ROLE_PREFILL, Role.DECODE: pb.ROLE_DECODE, Role.COLOCATED: pb.ROLE_COLOCATED}
 
 
 class WorkerServer:
@@ -53,6 +61,67 @@ class WorkerServer:
         """End what is running, then the server."""
         await self.leave()
         await self._server.stop(STOP_GRACE_S)
+
+
+class LoadSource(Protocol):
+    """What a worker's engine tells of itself: engine/async_engine.py in every real worker."""
+
+    @property
+    def layout(self) -> KVLayout: ...
+
+    @property
+    def limits(self) -> DataclassInstance:
+        """With the fields of pb.WorkerHello that bear their names."""
+
+    async def load(self) -> DataclassInstance:
+        """With the fields of pb.WorkerLoad that bear their names."""
+
+    async def cache_events(self, *, as_snapshot: bool) -> CacheEvents: ...
+
+
+class CacheEvents(Protocol):
+    @property
+    def stored(self) -> list[bytes]: ...
+
+    @property
+    def evicted(self) -> list[bytes]: ...
+
+
+class LoadReports:
+    """A worker's load as messages: for whoever asks, and for the router, which also hears of its prefix cache."""
+
+    def __init__(self, source: LoadSource) -> None:
+        self._source = source
+
+    async def measure(self) -> pb.WorkerLoad:
+        return pb.WorkerLoad(**asdict(await self._source.load()))
+
+    async def report(self, is_first: bool) -> pb.WorkerLoad:
+        """As Membership wants it."""
+        load = await self.measure()
+        events = await self._source.cache_events(as_snapshot=is_first)
+        load.stored_blocks.extend(events.stored)
+        load.evicted_blocks.extend(events.evicted)
+        return load
+
+    def hello(self, config: ServeConfig, role: Role, identity: WorkerIdentity) -> pb.WorkerHello:
+        return pb.WorkerHello(
+            worker_id=identity.name,
+            role=ROLES[role],
+            incarnation=identity.incarnation,
+            address=identity.address,
+            model=config.model.served_name,
+            layout=self._source.layout.to_pb(),
+            transport=config.transfer.transport,
+            **asdict(self._source.limits),
+        )
+
+
+@dataclass(frozen=True)
+class WorkerIdentity:
+    name: str  # stable over restarts
+    incarnation: str
+    address: str
 
 
 class StatusSource:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict
 
 import grpc
 
 from common.config import Role, ServeConfig
 from common.identity import new_incarnation
 from common.model_source import resolve_model
-from common.pb import serving_pb2 as pb
 from common.pb import serving_pb2_grpc as pb_grpc
-from common.worker_server import StatusSource, WorkerServer
+from common.worker_server import LoadReports, StatusSource, WorkerIdentity, WorkerServer
 from decode_worker.service import DecodeService
 from decode_worker.worker import DecodeWorker
 from engine.async_engine import AsyncEngine
@@ -40,15 +38,7 @@ class DecodeServer:
         receiver = make_receiver(config.transfer.transport, engine.layout, incarnation, engine.device)
         worker = DecodeWorker(engine, receiver)
 
-        async def measure_load() -> pb.WorkerLoad:
-            return pb.WorkerLoad(**asdict(await engine.load()))
-
-        async def report(is_first: bool) -> pb.WorkerLoad:
-            load = await measure_load()
-            events = await engine.cache_events(as_snapshot=is_first)
-            load.stored_blocks.extend(events.stored)
-            load.evicted_blocks.extend(events.evicted)
-            return load
+        loads = LoadReports(engine)
 
         def counters() -> dict[str, int]:
             return {
@@ -59,23 +49,14 @@ class DecodeServer:
             }
 
         def add_decode(grpc_server: grpc.aio.Server) -> None:
-            service = DecodeService(worker, StatusSource(hello, measure_load, counters))
+            service = DecodeService(worker, StatusSource(hello, loads.measure, counters))
             pb_grpc.add_DecodeServicer_to_server(service, grpc_server)
 
         server = WorkerServer({"pdserve.v1.Decode": add_decode, "pdserve.v1.KVTransfer": receiver.add_to_server})
         address = server.bind(pool.host)
         receiver.serve_at(address)
-        hello = pb.WorkerHello(
-            worker_id=name,
-            role=pb.ROLE_COLOCATED if role is Role.COLOCATED else pb.ROLE_DECODE,
-            incarnation=incarnation,
-            address=address,
-            model=config.model.served_name,
-            layout=engine.layout.to_pb(),
-            transport=config.transfer.transport,
-            **asdict(engine.limits),
-        )
-        await server.start(hello, router_address, report)
+        hello = loads.hello(config, role, WorkerIdentity(name, incarnation, address))
+        await server.start(hello, router_address, loads.report)
         return DecodeServer(address, server, engine, receiver)
 
     async def wait_crashed(self) -> BaseException:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import asdict
 
 import grpc
 import torch
@@ -13,9 +12,8 @@ from common.config import Role, ServeConfig
 from common.identity import new_incarnation
 from common.kv_layout import KVLayout
 from common.model_source import resolve_model
-from common.pb import serving_pb2 as pb
 from common.pb import serving_pb2_grpc as pb_grpc
-from common.worker_server import StatusSource, WorkerServer
+from common.worker_server import LoadReports, StatusSource, WorkerIdentity, WorkerServer
 from engine.async_engine import AsyncEngine
 from engine.build import build_engine
 from kv_transfer.factory import make_sender
@@ -50,36 +48,19 @@ class PrefillServer:
         sender = new_sender(config.transfer.transport, engine.layout, incarnation, engine.device)
         worker = PrefillWorker(engine, push, sender, config.transfer.timeout_s)
 
-        async def measure_load() -> pb.WorkerLoad:
-            return pb.WorkerLoad(**asdict(await engine.load()))
-
-        async def report(is_first: bool) -> pb.WorkerLoad:
-            load = await measure_load()
-            events = await engine.cache_events(as_snapshot=is_first)
-            load.stored_blocks.extend(events.stored)
-            load.evicted_blocks.extend(events.evicted)
-            return load
+        loads = LoadReports(engine)
 
         def counters() -> dict[str, int]:
             return {"prefills": worker.num_prefills, **sender.stats.as_counters(), **engine.counters()}
 
         def add_prefill(grpc_server: grpc.aio.Server) -> None:
-            service = PrefillService(worker, StatusSource(hello, measure_load, counters))
+            service = PrefillService(worker, StatusSource(hello, loads.measure, counters))
             pb_grpc.add_PrefillServicer_to_server(service, grpc_server)
 
         server = WorkerServer({"pdserve.v1.Prefill": add_prefill})
         address = server.bind(pool.host)
-        hello = pb.WorkerHello(
-            worker_id=name,
-            role=pb.ROLE_PREFILL,
-            incarnation=incarnation,
-            address=address,
-            model=config.model.served_name,
-            layout=engine.layout.to_pb(),
-            transport=config.transfer.transport,
-            **asdict(engine.limits),
-        )
-        await server.start(hello, router_address, report)
+        hello = loads.hello(config, Role.PREFILL, WorkerIdentity(name, incarnation, address))
+        await server.start(hello, router_address, loads.report)
         return PrefillServer(address, server, engine, sender)
 
     async def wait_crashed(self) -> BaseException:
