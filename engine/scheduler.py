@@ -157,4 +157,4 @@ def share_budget(prefills: Seq[Sequence], budget: int) -> dict[Sequence, int]:
         left -= shares[sequence]
     if prefills:
         shares[prefills[0]] = min(prefills[0].num_uncomputed_tokens, kept_for_oldest + left)
-    return {sequence: share for sequence, share in shares.items() if share > 0}
+    return {sequence: shares[sequence] for sequence in prefills if shares[sequence] > 0}

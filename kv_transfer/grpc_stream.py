@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import grpc
@@ -15,6 +15,8 @@ from common.pb.kv_transfer_pb2_grpc import KVTransferServicer, KVTransferStub, a
 from common.rpc import answering, new_channel, to_serving_error
 from kv_transfer.link import Reply
 from kv_transfer.transport import Destination
+
+END_S = 1.0
 
 Serve = Callable[[AsyncIterator[pb.LinkRequest], Reply], Awaitable[None]]
 
@@ -30,8 +32,12 @@ class GrpcLinkStream:
         self._call = KVTransferStub(self._channel).Link()
 
     async def write(self, request: pb.LinkRequest) -> None:
-        with _stream_errors(self._address):
-            await self._call.write(request)
+        try:
+            with _stream_errors(self._address):
+                await self._call.write(request)
+        except PeerLost:
+            await self._raise_end()  # a write that meets the end of the call does not say how it ended
+            raise
 
     async def read(self) -> pb.LinkReply:
         with _stream_errors(self._address):
@@ -39,6 +45,16 @@ class GrpcLinkStream:
         if not isinstance(reply, pb.LinkReply):  # grpc.aio.EOF
             raise PeerLost(f"{self._address} ended the KV link")
         return reply
+
+    async def _raise_end(self) -> None:
+        """Raise what the other end ended the call with, if it is known within END_S."""
+        call = self._call
+        with suppress(TimeoutError):
+            async with asyncio.timeout(END_S):
+                code, details, trailing = await call.code(), await call.details(), await call.trailing_metadata()
+            if code is not grpc.StatusCode.OK:
+                with _stream_errors(self._address):
+                    raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailing, details, "")
 
     async def close(self) -> None:
         if not self._is_closed:
