@@ -1,4 +1,4 @@
-"""Rotary embedding and attention on the native kernels, for any model whose layers call them one by one."""
+"""Rotary embedding and attention as the decoder calls them, on the native kernels."""
 
 from __future__ import annotations
 
