@@ -207,9 +207,7 @@ class NativeKernels:
     # ---------------------------------------------------------------- all of these
 
     def layer(self, x: Tensor, layer: abi.Layer, step: abi.LayerStep) -> None:
-        """One dense decoder layer, see layer.py; x [tokens, hidden] is changed in place."""
-        assert _is_dense(x)
-        assert x.shape == (step.tokens, layer.qkv.k)
+        """One dense decoder layer, see layer.py; x, a dense [tokens, hidden], is changed in place."""
         self._library.kernels_layer(self._handle, layer, step, x.data_ptr())
 
     # ---------------------------------------------------------------- limits of the machine

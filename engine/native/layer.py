@@ -63,8 +63,9 @@ class NativeLayer(nn.Module):
 
     def __init__(self, layer: Layer, kernels: NativeKernels, step: LayerStep) -> None:
         super().__init__()
-        assert is_one_call(layer)
         attention, mlp = layer.self_attention, layer.mlp
+        assert is_one_call(layer)
+        assert isinstance(mlp, SwiGLU)
         self._kernels, self._step = kernels, step
         self._index = attention.layer
         self._norms = layer.attention_norm.weight, layer.mlp_norm.weight
@@ -86,6 +87,9 @@ class NativeLayer(nn.Module):
         if kv_cache is not self._kv_cache:
             self._set_kv_cache(kv_cache)
         self._step.prepare(rotation, batch, self._numbers_per_token)
+        assert x.shape == (self._step.operation.tokens, self._hidden_size)
+        assert x.dtype is torch.bfloat16
+        assert x.is_contiguous()
         self._kernels.layer(x, self._operation, self._step.operation)
         return x
 
@@ -99,6 +103,7 @@ class NativeLayer(nn.Module):
         operation.head_dim, operation.window = attention.head_dim, attention.window or 0
         operation.scale, operation.eps = attention.scale, layer.attention_norm.eps
         qkv, o, _, down = self._linears
+        self._hidden_size = qkv.in_features
         self._numbers_per_token = qkv.in_features + qkv.out_features + o.in_features + down.in_features
 
     def _set_kv_cache(self, kv_cache: KVCache) -> None:
