@@ -70,6 +70,41 @@ class Attention(ctypes.Structure):
     )
 
 
+class Layer(ctypes.Structure):
+    _fields_ = (
+        ("attention_norm", c_void_p),
+        ("mlp_norm", c_void_p),
+        ("qkv", Linear),
+        ("o", Linear),
+        ("gate_up", Linear),
+        ("down", Linear),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("block_size", c_int64),
+        ("heads", c_int64),
+        ("kv_heads", c_int64),
+        ("head_dim", c_int64),
+        ("window", c_int64),
+        ("scale", c_float),
+        ("eps", c_float),
+    )
+
+
+class LayerStep(ctypes.Structure):
+    _fields_ = (
+        ("tokens", c_int64),
+        ("sequences", c_int64),
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+        ("slots", c_void_p),
+        ("block_table", c_void_p),
+        ("table_width", c_int64),
+        ("query_start", c_void_p),
+        ("seq_lens", c_void_p),
+        ("workspace", c_void_p),
+    )
+
+
 def open_library(path: Path) -> ctypes.CDLL:
     """Raises: OSError."""
     library = ctypes.CDLL(str(path))
@@ -80,6 +115,8 @@ def open_library(path: Path) -> ctypes.CDLL:
     library.kernels_read_memory.argtypes, library.kernels_read_memory.restype = (c_void_p, c_void_p, c_int64), c_float
     library.kernels_multiply_registers.argtypes = (c_void_p, c_int64)
     library.kernels_multiply_registers.restype = c_float
+    layer, step = ctypes.POINTER(Layer), ctypes.POINTER(LayerStep)
+    library.kernels_layer.argtypes, library.kernels_layer.restype = (c_void_p, layer, step, c_void_p), None
     for function, operation in (
         (library.kernels_linear, Linear),
         (library.kernels_rms_norm, RmsNorm),

@@ -2,7 +2,8 @@
 
 A row's result depends on neither the number of threads nor the rest of the batch. Not thread-safe: one engine, one
 NativeKernels, on the engine's thread. Wrong shapes and dtypes are our own bugs, hence asserts; the structures passed to
-C are kept and only their changing fields set, as a decode step of a small model makes 240 of these calls.
+C are kept and only their changing fields set, as a decode step of a small model makes hundreds of these calls where it
+cannot call a layer at once.
 """
 
 from __future__ import annotations
@@ -202,6 +203,12 @@ class NativeKernels:
         operation.block_table = table.data_ptr()
         operation.query_start, operation.seq_lens = metadata.query_start_loc.data_ptr(), metadata.seq_lens.data_ptr()
         self._attention_step = metadata
+
+    # ---------------------------------------------------------------- all of these
+
+    def layer(self, x: Tensor, layer: abi.Layer, step: abi.LayerStep) -> None:
+        """One dense decoder layer, see layer.py; x, a dense [tokens, hidden], is changed in place."""
+        self._library.kernels_layer(self._handle, layer, step, x.data_ptr())
 
     # ---------------------------------------------------------------- limits of the machine
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from engine.attention.base import AttentionMetadata
-from engine.kv_cache import KVCache
 from engine.model.config import ModelConfig
-from engine.model.decoder import Decoder
+from engine.model.decoder import Decoder, Layer
 from engine.model.layers import Linear, RMSNorm, RotaryEmbedding, SwiGLU
+from engine.native.attention import NativeAttention, NativeRotaryEmbedding
 from engine.native.kernels import NativeKernels, supports_attention
+from engine.native.layer import LayerStep, NativeLayer, is_one_call
 from engine.native.packing import supports_linear
 
 
@@ -27,17 +26,20 @@ def can_accelerate(model: Decoder, config: ModelConfig, dtype: torch.dtype) -> b
 def accelerate(model: Decoder, kernels: NativeKernels) -> NativeAttention:
     """Pack every weight for the kernels, giving up the unpacked one, and return the attention that goes with them.
 
-    A mixture of experts keeps torch's grouped products; all around it is replaced.
+    A layer becomes one call where that is possible, else its parts do: a mixture of experts keeps torch's grouped
+    products, and norms over heads stay torch's.
     """
     model.lm_head = cast(Linear, NativeLogits(model.lm_head, kernels))
     model.rotary = cast(RotaryEmbedding, NativeRotaryEmbedding(model.rotary, kernels))
-    _replace_parts(model, kernels)
+    _replace_parts(model, kernels, LayerStep())
     return NativeAttention(kernels)
 
 
-def _replace_parts(module: nn.Module, kernels: NativeKernels) -> None:
+def _replace_parts(module: nn.Module, kernels: NativeKernels, step: LayerStep) -> None:
     for name, part in module.named_children():
         match part:
+            case Layer() if is_one_call(part):
+                setattr(module, name, NativeLayer(part, kernels, step))
             case SwiGLU():
                 setattr(module, name, NativeSwiGLU(part, kernels))
             case Linear():
@@ -45,7 +47,7 @@ def _replace_parts(module: nn.Module, kernels: NativeKernels) -> None:
             case RMSNorm() if not name.startswith(("q_", "k_")):  # those are over heads: rows that are not dense
                 setattr(module, name, NativeRMSNorm(part, kernels))
             case _:
-                _replace_parts(part, kernels)
+                _replace_parts(part, kernels, step)
 
 
 class NativeLinear(nn.Module):
@@ -84,47 +86,3 @@ class NativeRMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self._kernels.rms_norm(x, self._weight, self._eps)
-
-
-@dataclass(frozen=True)
-class NativeRotation:
-    """One step's angles, each [num_tokens, head_dim / 2] float32; the same tensors for every layer."""
-
-    cos: Tensor
-    sin: Tensor
-    kernels: NativeKernels
-
-    def into_cache(self, qkv: Tensor, kv_cache: KVCache, layer: int, slot_mapping: Tensor) -> Tensor:
-        key_cache, value_cache = kv_cache.layer(layer)
-        flat = qkv.view(qkv.shape[0], -1)
-        return self.kernels.rotary_and_cache(flat, self.cos, self.sin, slot_mapping, key_cache, value_cache)
-
-
-class NativeRotaryEmbedding:
-    def __init__(self, rotary: RotaryEmbedding, kernels: NativeKernels) -> None:
-        self._frequencies = rotary.frequencies
-        self._kernels = kernels
-
-    def rotation(self, positions: Tensor, dtype: torch.dtype) -> NativeRotation:
-        angles = positions[:, None].float() * self._frequencies
-        return NativeRotation(angles.cos(), angles.sin(), self._kernels)
-
-
-class NativeAttention:
-    """The AttentionBackend of the native kernels: reads the block table directly, no gather and no padding."""
-
-    name = "native"
-
-    def __init__(self, kernels: NativeKernels) -> None:
-        self._kernels = kernels
-
-    def __call__(
-        self,
-        query: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
-        metadata: AttentionMetadata,
-        scale: float,
-        window: int | None = None,
-    ) -> Tensor:
-        return self._kernels.attention(query, key_cache, value_cache, metadata, scale, window)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.sampling import SamplingParams
-from engine.sampler import gumbel_noise, sample
+from engine.sampler import argmax_rows, gumbel_noise, sample
 
 CPU = torch.device("cpu")
 
@@ -25,6 +25,20 @@ def draw(probabilities: list[float], num_draws: int, **options: float) -> torch.
 def test_temperature_zero_takes_the_most_likely_token() -> None:
     logits = torch.randn(16, 100)
     assert sample(logits, [SamplingParams(max_tokens=1, temperature=0)] * 16, [0] * 16) == logits.argmax(-1).tolist()
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 9), st.sampled_from([64, 100, 640, 6400]), st.integers(2, 1000), st.booleans())
+def test_argmax_is_the_first_of_the_highest_and_a_nan_is_higher_still(
+    num_rows: int, vocab_size: int, num_values: int, has_nan: bool
+) -> None:
+    generator = torch.Generator().manual_seed(num_values)
+    scores = torch.randint(num_values, (num_rows, vocab_size), generator=generator).float()
+    scores[::2, vocab_size // 3 :: 50] = -torch.inf
+    if has_nan:
+        scores[::3, [vocab_size // 2, vocab_size - 1]] = torch.nan
+    expected = [max(range(vocab_size), key=lambda i: (row[i] != row[i], row[i], -i)) for row in scores.tolist()]
+    assert argmax_rows(scores).tolist() == expected
 
 
 def test_frequencies_follow_the_softmax() -> None:

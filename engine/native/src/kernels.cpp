@@ -1,8 +1,6 @@
-// The plain C face of the kernels, as engine/native/library.py calls it. Shapes are checked there.
-#include "attention.h"
-#include "elementwise.h"
+// The plain C face of the kernels, as engine/native/kernels.py calls it. Shapes are checked there.
+#include "layer.h"
 #include "limits.h"
-#include "linear.h"
 
 namespace {
 
@@ -35,6 +33,10 @@ void kernels_rotary_and_cache(Kernels* kernels, const pdserve::RotaryAndCache* o
 
 void kernels_attention(Kernels* kernels, const pdserve::Attention* op) {
   pdserve::attention(kernels->pool, *op, kernels->workspaces);
+}
+
+void kernels_layer(Kernels* kernels, const pdserve::Layer* layer, const pdserve::LayerStep* step, uint16_t* x) {
+  pdserve::layer(kernels->pool, *layer, *step, x, kernels->workspaces);
 }
 
 float kernels_read_memory(Kernels* kernels, const char* data, int64_t bytes) {

@@ -32,6 +32,7 @@ from engine.build import build_engine
 from engine.kv_cache import KVCache, KVCacheShape
 from engine.model.weights import LoadedModel, load_model
 from engine.native.kernels import NativeKernels
+from engine.native.layer import NativeLayer
 from engine.native.model import accelerate, can_accelerate
 from engine.sequence import ScheduledSequence, Sequence
 
@@ -73,6 +74,13 @@ def test_logits_are_as_near_to_float32_as_torchs_own_bfloat16(folder: Path, two_
     torch_error, native_error = ((each - exact).abs().median() for each in (rounded, native))
     assert 0 < native_error <= 1.3 * torch_error
     assert exact.std() > 20 * native_error
+
+
+def test_layers_are_one_call_but_for_experts_and_norms_over_heads(folder: Path, one_thread: NativeKernels) -> None:
+    loaded = load_model(folder, torch.bfloat16, CPU)
+    accelerate(loaded.model, one_thread)
+    is_by_parts = loaded.config.experts is not None or loaded.config.qk_norm
+    assert {isinstance(layer, NativeLayer) for layer in loaded.model.layers} == {not is_by_parts}
 
 
 def test_the_default_models_greedy_tokens_are_torchs(two_threads: NativeKernels) -> None:
