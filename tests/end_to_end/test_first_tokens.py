@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.local_cluster import local_cluster
+from tests.end_to_end.tiny_model import save_tiny_model
 
 HELLO = list(b"hello")
 
@@ -29,6 +30,19 @@ async def test_a_stop_token_as_first_token_never_starts_decode(tiny_model: Path)
         assert answer.usage.completion_tokens == 1
         assert answer.finish_reason == "stop"
         assert (await cluster.decode_status()).counters["engine_steps"] == 0
+        await cluster.wait_all_free()
+
+
+async def test_an_end_of_sequence_as_first_token_never_starts_decode(tiny_model: Path, tmp_path: Path) -> None:
+    """The same weights, told that the token they begin with ends the answer."""
+    async with local_cluster(tiny_model) as cluster:
+        first = (await cluster.generate(HELLO, max_tokens=1)).token_ids[0]
+    async with local_cluster(save_tiny_model(tmp_path, eos_token_id=first)) as cluster:
+        answer = await cluster.generate(HELLO, max_tokens=8)
+        assert (list(answer.token_ids), answer.finish_reason) == ([first], "stop")
+        assert answer.usage.completion_tokens == 1
+        assert (await cluster.decode_status()).counters["engine_steps"] == 0
+        assert len((await cluster.generate(HELLO, max_tokens=8, ignore_eos=True)).token_ids) == 8
         await cluster.wait_all_free()
 
 

@@ -16,7 +16,9 @@ CHAT_TEMPLATE = (
 )
 
 
-def save_tiny_model(folder: Path, *, seed: int = 0, max_position_embeddings: int = 4096) -> Path:
+def save_tiny_model(
+    folder: Path, *, seed: int = 0, max_position_embeddings: int = 4096, eos_token_id: int = EOS_ID
+) -> Path:
     """Vocabulary: the 256 bytes by value, <pad> 256, <eos> 257. Deterministic in `seed`."""
     torch.manual_seed(seed)
     config = LlamaConfig(
@@ -28,7 +30,7 @@ def save_tiny_model(folder: Path, *, seed: int = 0, max_position_embeddings: int
         num_key_value_heads=2,
         max_position_embeddings=max_position_embeddings,
         initializer_range=0.3,
-        eos_token_id=EOS_ID,
+        eos_token_id=eos_token_id,
         pad_token_id=256,
         bos_token_id=None,
         tie_word_embeddings=False,
