@@ -11,7 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from common.engine_config import EngineConfig
 from common.errors import ConfigError
+from common.transfer_config import MIB, TransferConfig
 
+MIN_SECRET_BYTES = 16
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -64,9 +66,17 @@ class PoolSection(Section):
 
 
 class TransferSection(Section):
-    transport: Literal["grpc", "torch_dist"] = "grpc"
-    piece_bytes: Annotated[int, Field(ge=1024)] = 256 * 1024  # aim; a piece is whole layers of a prefill chunk
-    timeout_s: Annotated[float, Field(gt=0)] = 30.0  # last chunk computed → commit acknowledged
+    transport: Literal["auto", "grpc", "torch_dist"] = "auto"
+    piece_bytes: Annotated[int, Field(ge=1024)] | None = None  # aim; default: by what the link does
+    wire_dtype: Literal["same", "int8", "fp8"] = "same"  # lossy ones halve the bytes, for links slower than memory
+    window_mib: Annotated[int, Field(ge=16)] = 64  # decode worker's staging memory for each prefill worker
+    max_links: Annotated[int, Field(ge=1)] = 64  # prefill workers at one decode worker
+    timeout_s: Annotated[float, Field(gt=0)] = 30.0  # last chunk computed → commit acknowledged; a link without room
+
+
+class SecuritySection(Section):
+    # what pdserve's own processes prove to each other that they know; `pdserve up` makes one for each run by default
+    secret_file: Path | None = None
 
 
 class ServeConfig(Section):
@@ -76,9 +86,23 @@ class ServeConfig(Section):
     decode: PoolSection = PoolSection()
     colocated: PoolSection = PoolSection(replicas=0)
     transfer: TransferSection = TransferSection()
+    security: SecuritySection = SecuritySection()
 
     def pool(self, role: Role) -> PoolSection:
         return {Role.PREFILL: self.prefill, Role.DECODE: self.decode, Role.COLOCATED: self.colocated}[role]
+
+    def kv_transfer(self) -> TransferConfig:
+        """Raises: ConfigError when the secret cannot be read."""
+        transfer = self.transfer
+        return TransferConfig(
+            transport=transfer.transport,
+            piece_bytes=transfer.piece_bytes,
+            window_bytes=transfer.window_mib * MIB,
+            max_links=transfer.max_links,
+            stall_timeout_s=transfer.timeout_s,
+            wire_dtype=transfer.wire_dtype,
+            secret=_read_secret(self.security.secret_file),
+        )
 
     def engine(self, role: Role, model_path: Path) -> EngineConfig:
         pool = self.pool(role)
@@ -95,6 +119,21 @@ class ServeConfig(Section):
             max_num_seqs=pool.max_num_seqs,
             max_model_len=self.model.max_model_len,
         )
+
+
+def _read_secret(path: Path | None) -> bytes:
+    if path is None:
+        return b""
+    try:
+        secret = path.read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(f"security.secret_file: cannot read {path}: {error.strerror}") from error
+    if len(secret) < MIN_SECRET_BYTES:
+        raise ConfigError(
+            f"security.secret_file: {path} holds {len(secret)} bytes; a secret needs {MIN_SECRET_BYTES}, "
+            "for example from `openssl rand -hex 32`"
+        )
+    return secret
 
 
 def load_config(path: Path) -> ServeConfig:

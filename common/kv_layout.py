@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from common.errors import LayoutMismatch
 from common.pb import kv_transfer_pb2 as pb
@@ -39,6 +39,9 @@ class KVLayout:
                 raise LayoutMismatch(
                     f"KV layouts differ in {field.name}: this side has {mine!r}, the peer has {theirs!r}"
                 )
+
+    def with_dtype(self, dtype: str) -> KVLayout:
+        return replace(self, dtype=dtype)
 
     def to_pb(self) -> pb.KVLayout:
         return pb.KVLayout(**{field.name: getattr(self, field.name) for field in fields(self)})

@@ -35,7 +35,7 @@ class DecodeServer:
         path = await asyncio.to_thread(resolve_model, config.model.source)
         engine = AsyncEngine(await asyncio.to_thread(build_engine, config.engine(role, path)))
         incarnation = new_incarnation()
-        receiver = make_receiver(config.transfer.transport, engine.layout, incarnation, engine.device)
+        receiver = make_receiver(config.kv_transfer(), engine.layout, incarnation, engine.device)
         worker = DecodeWorker(engine, receiver)
 
         loads = LoadReports(engine)
@@ -54,7 +54,7 @@ class DecodeServer:
 
         server = WorkerServer({"pdserve.v1.Decode": add_decode, "pdserve.v1.KVTransfer": receiver.add_to_server})
         address = server.bind(pool.host)
-        receiver.serve_at(address)
+        await receiver.open(address)
         hello = loads.hello(config, role, WorkerIdentity(name, incarnation, address))
         await server.start(hello, router_address, loads.report)
         return DecodeServer(address, server, engine, receiver)

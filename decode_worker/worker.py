@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from contextlib import closing
 
-from common.pb import kv_transfer_pb2 as kv_pb
 from common.pb import serving_pb2 as pb
 from common.sampling import SamplingParams
 from engine.async_engine import AsyncEngine, Started
 from engine.engine import Engine
 from engine.sequence import SampledToken, Sequence
-from kv_transfer.transport import KVPiece, KVReceiver, Reception
+from kv_transfer.transport import KVPiece, KVReceiver, Reception, Release
 
 
 class DecodeWorker:
@@ -48,23 +47,17 @@ class DecodeWorker:
                 yield _event_pb(event)
 
     def _reserved(self, skip_tokens: int) -> pb.Reserved:
-        destination = self._receiver.destination
-        return pb.Reserved(
-            destination=kv_pb.Destination(
-                address=destination.address, incarnation=destination.incarnation, transport=destination.transport
-            ),
-            skip_tokens=skip_tokens,
-        )
+        return pb.Reserved(destination=self._receiver.destination.to_pb(), skip_tokens=skip_tokens)
 
     def _expect(self, transfer_id: bytes, sequence: Sequence, skip_tokens: int) -> Reception:
-        def scatter(piece: KVPiece) -> None:
-            self._engine.post(_write_kv(sequence, piece))
+        def scatter(piece: KVPiece, release: Release) -> None:
+            self._engine.post(_write_kv(sequence, piece), then=release)
 
         return self._receiver.expect(transfer_id, sequence.num_prompt_tokens, skip_tokens, scatter)
 
 
 def _write_kv(sequence: Sequence, piece: KVPiece) -> Callable[[Engine], None]:
-    return lambda engine: engine.write_kv(sequence, piece.layer_start, piece.token_start, piece.data)
+    return lambda engine: engine.write_kv(sequence, piece.layer_start, piece.token_start, piece.data, piece.head_start)
 
 
 def _event_pb(event: Started | SampledToken) -> pb.DecodeEvent:

@@ -52,9 +52,19 @@ class AsyncEngine:
         """Run `command` on the engine's thread, between two steps."""
         return await asyncio.wrap_future(self._loop.submit(command))
 
-    def post(self, command: Callable[[Engine], object]) -> None:
-        """Like `call`, without waiting. Order among posts and calls is kept; an error is logged."""
-        self._loop.submit(command).add_done_callback(_log_error)
+    def post(self, command: Callable[[Engine], object], then: Callable[[], None] | None = None) -> None:
+        """Like `call`, without waiting. Order among posts and calls is kept; an error is logged.
+
+        `then` is called afterwards on any thread, even when the engine has failed or stopped.
+        """
+        future = self._loop.submit(command)
+        future.add_done_callback(_log_error)
+        if then is not None:
+            future.add_done_callback(lambda _: then())
+
+    def wake(self) -> None:
+        """A sequence that was held back may go on."""
+        self.post(lambda engine: None)
 
     @asynccontextmanager
     async def hosting(self, sequence: Sequence) -> AsyncIterator[AsyncIterator[Started | SampledToken]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
@@ -101,14 +102,16 @@ class Engine:
         self._scheduler.reserve(sequence)
         return sequence.num_computed_tokens
 
-    def write_kv(self, sequence: Sequence, layer_start: int, token_start: int, data: Tensor) -> None:
+    def write_kv(
+        self, sequence: Sequence, layer_start: int, token_start: int, data: Tensor, head_start: int = 0
+    ) -> None:
         """Scatter KV [layers, 2, tokens, kv_heads, head_dim] into a reserved sequence's own blocks.
 
         Ignored once the sequence is no longer reserved: its blocks may already be another's.
         """
         if sequence in self._scheduler.reserved:
             slots = self._slots(sequence, token_start, token_start + data.shape[2])
-            self._kv_cache.write_slots(layer_start, slots, data.to(self._kv_cache.device))
+            self._kv_cache.write_slots(layer_start, slots, data.to(self._kv_cache.device), head_start)
 
     def activate(self, sequence: Sequence, first_token: int) -> None:
         """The prompt's KV is complete: go on decoding from `first_token`. Ignored if the sequence is gone."""
@@ -125,6 +128,10 @@ class Engine:
         """Forget a sequence in any state and free its blocks. Safe to call again."""
         self._scheduler.remove(sequence)
 
+    def hold_back(self, is_held_back: Callable[[Sequence], bool]) -> None:
+        """A prompt goes on only in steps that find it not held back. Wake the loop when the answer may have changed."""
+        self._scheduler.is_held_back = is_held_back
+
     # ---------------------------------------------------------------- the step
 
     @property
@@ -134,7 +141,7 @@ class Engine:
     @torch.inference_mode()
     def step(self, observer: StepObserver) -> bool:
         """Compute one batch: decode tokens and prefill chunks together. False: nothing can run before a command
-        changes that, because reservations hold the blocks."""
+        changes that, because reservations hold the blocks, or all prompts are held back."""
         scheduled = self._scheduler.schedule()
         if not scheduled:
             return False

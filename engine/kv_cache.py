@@ -53,6 +53,9 @@ class KVCache:
         """A fresh contiguous copy of some layers' K and V: [layers, 2, len(slots), num_kv_heads, head_dim]."""
         return self._slots[layer_start:layer_end].index_select(2, slots)
 
-    def write_slots(self, layer_start: int, slots: Tensor, data: Tensor) -> None:
-        """Scatter what read_slots gave, possibly on another worker, into this cache's own slots."""
-        self._slots[layer_start : layer_start + data.shape[0]].index_copy_(2, slots, data)
+    def write_slots(self, layer_start: int, slots: Tensor, data: Tensor, head_start: int = 0) -> None:
+        """Scatter what read_slots gave, or some heads of it, possibly on another worker, into this cache's slots."""
+        num_layers, num_heads = data.shape[0], data.shape[3]
+        layers = slice(layer_start, layer_start + num_layers)
+        heads = slice(head_start, head_start + num_heads)
+        self._slots[layers, :, :, heads].index_copy_(2, slots, data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 from common.errors import NoFreeBlocks
@@ -30,6 +31,7 @@ class Scheduler:
         self.activated: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # oldest first
         self.reserved: set[Sequence] = set()
+        self.is_held_back: Callable[[Sequence], bool] = lambda sequence: False  # a prompt, in the coming step
         self.num_preemptions = 0
         self.num_prompt_tokens = 0  # of sequences admitted to be computed here
         self.num_cached_tokens = 0  # those among them that the prefix cache had
@@ -88,7 +90,7 @@ class Scheduler:
         self._secure_next_blocks()
         self._admit()
         decodes = [s for s in self.running if s.num_uncomputed_tokens == 1][: self._max_num_batched_tokens]
-        prefills = [s for s in self.running if s.num_uncomputed_tokens > 1]
+        prefills = [s for s in self.running if s.num_uncomputed_tokens > 1 and not self.is_held_back(s)]
         shares = dict.fromkeys(decodes, 1) | share_budget(prefills, self._max_num_batched_tokens - len(decodes))
         scheduled = [ScheduledSequence(s, s.num_computed_tokens, share) for s, share in shares.items()]
         scheduled.sort(key=lambda part: part.num_scheduled_tokens > 1)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 from enum import StrEnum
 
 from common.errors import CorruptPiece
 from common.identity import Ticket
-from common.kv_layout import KVLayout
 from kv_transfer.wire import Manifest, PieceHeader
 
 
@@ -37,11 +37,13 @@ class Assembly:
     After a refusal the attempt is void; the owner drops the assembly.
     """
 
-    def __init__(self, ticket: Ticket, layout: KVLayout) -> None:
+    def __init__(self, ticket: Ticket, num_layers: int, num_bytes: Callable[[PieceHeader], int]) -> None:
+        """num_bytes: what a piece's range takes on the wire."""
         self.ticket = ticket
-        self._layout = layout
+        self._num_layers = num_layers
+        self._num_bytes = num_bytes
         self._headers: list[PieceHeader] = []
-        self._covered: list[list[tuple[int, int]]] = [[] for _ in range(layout.num_layers)]  # token ranges, sorted
+        self._covered: list[list[tuple[int, int]]] = [[] for _ in range(num_layers)]  # token ranges, sorted
 
     def accept(self, header: PieceHeader, num_bytes: int, checksum: int) -> None:
         """Take in a piece whose payload, as received, has this size and checksum.
@@ -60,7 +62,7 @@ class Assembly:
         Raises: PieceRefused.
         """
         self._require_identity(ticket)
-        expected = self._layout.num_layers * (self.ticket.num_tokens - self.ticket.skip_tokens)
+        expected = self._num_layers * (self.ticket.num_tokens - self.ticket.skip_tokens)
         covered = sum(header.area for header in self._headers)
         if covered != expected:  # pieces are in range and never overlap, so equal area is full coverage
             raise PieceRefused(Reason.INCOMPLETE, f"{covered} of {expected} token-layers arrived before the commit")
@@ -74,17 +76,17 @@ class Assembly:
             raise PieceRefused(Reason.IDENTITY, f"expected {self.ticket}, not {ticket}")
 
     def _require_range(self, header: PieceHeader) -> None:
-        has_layers = 0 <= header.layer_start < header.layer_end <= self._layout.num_layers
+        has_layers = 0 <= header.layer_start < header.layer_end <= self._num_layers
         has_tokens = self.ticket.skip_tokens <= header.token_start < header.token_end <= self.ticket.num_tokens
         if not (has_layers and has_tokens):
             raise PieceRefused(
                 Reason.RANGE,
-                f"{_where(header)} is not within layers [0, {self._layout.num_layers}) "
+                f"{_where(header)} is not within layers [0, {self._num_layers}) "
                 f"and tokens [{self.ticket.skip_tokens}, {self.ticket.num_tokens})",
             )
 
     def _require_payload(self, header: PieceHeader, num_bytes: int, checksum: int) -> None:
-        expected = header.area * self._layout.token_layer_bytes
+        expected = self._num_bytes(header)
         if not expected == header.num_bytes == num_bytes:
             raise PieceRefused(
                 Reason.SIZE, f"{_where(header)} takes {expected} bytes, announced {header.num_bytes}, got {num_bytes}"

@@ -1,16 +1,15 @@
-"""Makes the two ends of a transport by name.
+"""Makes the two ends of KV transfer from the config.
 
     # decode worker
-    receiver = make_receiver("grpc", layout, incarnation, device)
+    receiver = make_receiver(config, layout, incarnation, device, host)
     receiver.add_to_server(server)  # its own grpc.aio server, before it starts
-    receiver.serve_at(bind_port(server, host, port))  # the address that receiver.destination names
-    await server.start()
+    await receiver.open(worker_address)  # once that is bound: the addresses that receiver.destination names
     with closing(receiver.expect(transfer_id, num_tokens, skip_tokens, on_piece)) as reception:
         committed = await reception.committed()
     await receiver.close()
 
     # prefill worker
-    sender = make_sender("grpc", layout, incarnation, device)
+    sender = make_sender(config, layout, incarnation, device)
     transfer = await sender.open(destination, ticket)
     transfer.send(piece)  # from any thread; pieces in any order
     receipt = await transfer.commit(first_token, timeout_s)
@@ -27,17 +26,23 @@ import torch
 
 from common.errors import ConfigError
 from common.kv_layout import KVLayout
-from kv_transfer.grpc_stream import GrpcLinkStream
+from common.transfer_config import TransferConfig
+from kv_transfer.grpc_stream import GrpcLinkStream, GrpcListener
+from kv_transfer.heads import HeadRange
 from kv_transfer.inline import InlineDestination, InlineSource
-from kv_transfer.link import Dial, Endpoint
-from kv_transfer.loopback import LoopbackNetwork
+from kv_transfer.link import Endpoint, Listener, SourceChannel, Way
+from kv_transfer.loopback import LoopbackListener, LoopbackNetwork
 from kv_transfer.receiver import LinkReceiver
 from kv_transfer.sender import LinkSender
-from kv_transfer.torch_dist import TorchDistDestination, TorchDistSource, channel_for
+from kv_transfer.stream_channel import StreamSource
+from kv_transfer.torch_dist import TorchDistDestination, TorchDistSource
+from kv_transfer.wire_dtype import WireDtype
+
+TRANSPORTS = ("grpc", "torch_dist", "loopback")
 
 
 def make_sender(
-    transport: str,
+    config: TransferConfig,
     layout: KVLayout,
     incarnation: str,
     device: torch.device,
@@ -47,32 +52,59 @@ def make_sender(
 
     Raises: ConfigError for an unknown transport.
     """
-    endpoint = _endpoint(transport, layout, incarnation, device)
-    new_payloads = partial(TorchDistSource, device) if transport == "torch_dist" else InlineSource
-    return LinkSender(endpoint, _dial(transport, network), new_payloads)
+    endpoint = _endpoint(config, layout, incarnation)
+    return LinkSender(endpoint, [new_way(name, device, network) for name in _chosen(config, device)], config)
 
 
-def make_receiver(transport: str, layout: KVLayout, incarnation: str, device: torch.device) -> LinkReceiver:
-    """The destination's end. Pieces arrive on `device` over "torch_dist" and on the CPU over the others.
+def make_receiver(
+    config: TransferConfig,
+    layout: KVLayout,
+    incarnation: str,
+    device: torch.device,
+    network: LoopbackNetwork | None = None,
+) -> LinkReceiver:
+    """The destination's end. Pieces are staged on `device` over "torch_dist" alone, else in host memory.
 
     Raises: ConfigError for an unknown transport.
     """
-    endpoint = _endpoint(transport, layout, incarnation, device)
-    new_payloads = partial(TorchDistDestination, device, layout) if transport == "torch_dist" else InlineDestination
-    return LinkReceiver(endpoint, new_payloads)
+    chosen = _chosen(config, device)
+    staging = device if chosen == ["torch_dist"] else torch.device("cpu")
+    listeners = [_new_listener(name, device, network) for name in chosen]
+    return LinkReceiver(_endpoint(config, layout, incarnation), listeners, staging, config)
 
 
-def _endpoint(transport: str, layout: KVLayout, incarnation: str, device: torch.device) -> Endpoint:
+def new_way(transport: str, device: torch.device, network: LoopbackNetwork | None = None) -> Way:
+    return Way(transport, partial(_dial, transport, device, network))
+
+
+def _dial(transport: str, device: torch.device, network: LoopbackNetwork | None, address: str) -> SourceChannel:
     match transport:
-        case "grpc" | "loopback":
-            return Endpoint(transport, "inline", layout, incarnation)
+        case "grpc":
+            return StreamSource(transport, GrpcLinkStream(transport, address), InlineSource())
         case "torch_dist":
-            return Endpoint(transport, channel_for(device), layout, incarnation)
-    raise ConfigError(f"transfer.transport is {transport!r}; it must be one of grpc, torch_dist, loopback")
-
-
-def _dial(transport: str, network: LoopbackNetwork | None) -> Dial:
-    if transport != "loopback":
-        return GrpcLinkStream
+            return StreamSource(transport, GrpcLinkStream(transport, address), TorchDistSource(device))
     assert network is not None, "loopback ends meet in a LoopbackNetwork"
-    return network.dial
+    return StreamSource(transport, network.dial(address), InlineSource())
+
+
+def _new_listener(transport: str, device: torch.device, network: LoopbackNetwork | None) -> Listener:
+    match transport:
+        case "grpc":
+            return GrpcListener(transport, lambda host: InlineDestination())
+        case "torch_dist":
+            return GrpcListener(transport, partial(TorchDistDestination, device))
+    assert network is not None, "loopback ends meet in a LoopbackNetwork"
+    return LoopbackListener(network)
+
+
+def _chosen(config: TransferConfig, device: torch.device) -> list[str]:
+    if config.transport == "auto":
+        return ["torch_dist"] if device.type == "cuda" else ["grpc"]
+    if config.transport not in TRANSPORTS:
+        raise ConfigError(f"transfer.transport is {config.transport!r}; it must be auto or one of {TRANSPORTS}")
+    return [config.transport]
+
+
+def _endpoint(config: TransferConfig, layout: KVLayout, incarnation: str) -> Endpoint:
+    heads = HeadRange(0, layout.num_kv_heads)
+    return Endpoint(layout, incarnation, heads, config.secret, WireDtype(config.wire_dtype))

@@ -1,11 +1,11 @@
-"""The control stream over gRPC: the source's dial, and the service that the decode worker's own server offers."""
+"""The message stream over gRPC: the source's dial, and the service that the decode worker's own server offers."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, cast
 
 import grpc
 
@@ -13,23 +13,22 @@ from common.errors import IncompatiblePeer, PeerLost, TransferError
 from common.pb import kv_transfer_pb2 as pb
 from common.pb.kv_transfer_pb2_grpc import KVTransferServicer, KVTransferStub, add_KVTransferServicer_to_server
 from common.rpc import answering, new_channel, to_serving_error
-from kv_transfer.link import Reply
-from kv_transfer.transport import Destination
+from kv_transfer.link import Serve
+from kv_transfer.stream_channel import PayloadDestination, StreamDestination
 
 END_S = 1.0
-
-Serve = Callable[[AsyncIterator[pb.LinkRequest], Reply], Awaitable[None]]
+TRANSPORT_KEY = "pdserve-kv-transport"  # metadata of a Link call; absent from peers of version 1
 
 
 class GrpcLinkStream:
     """One channel with one Link call; both end together. Let go of at close: a closed channel that is still referred
     to keeps its sockets, and finished tasks keep references until the garbage collector comes by."""
 
-    def __init__(self, destination: Destination) -> None:
-        self._address = destination.address
+    def __init__(self, transport: str, address: str) -> None:
+        self._address = address
         self._is_closed = False
-        self._channel = new_channel(destination.address)
-        self._call = KVTransferStub(self._channel).Link()
+        self._channel = new_channel(address)
+        self._call = KVTransferStub(self._channel).Link(metadata=((TRANSPORT_KEY, transport),))
 
     async def write(self, request: pb.LinkRequest) -> None:
         try:
@@ -65,19 +64,52 @@ class GrpcLinkStream:
             await channel.close(grace=None)
 
 
-def add_link_service(serve: Serve, server: grpc.aio.Server) -> None:
-    add_KVTransferServicer_to_server(_LinkService(serve), server)
+class GrpcListener:
+    """A Listener at the worker's own gRPC server; `add_link_service` puts it there."""
+
+    def __init__(self, transport: str, new_payloads: Callable[[str], PayloadDestination]) -> None:
+        """new_payloads: for one link, given this worker's own host."""
+        self.transport = transport
+        self._new_payloads = new_payloads
+        self._serve: Serve | None = None
+        self._host = ""
+
+    async def open(self, worker_address: str, serve: Serve) -> str:
+        self._serve = serve
+        self._host = worker_address.rpartition(":")[0]
+        return worker_address
+
+    async def close(self) -> None:
+        """Its links end with the receiver's, its port with the server."""
+
+    async def serve(
+        self, requests: AsyncIterator[pb.LinkRequest], write: Callable[[pb.LinkReply], Awaitable[None]]
+    ) -> None:
+        if self._serve is None:
+            raise PeerLost("this worker is still starting")
+        await self._serve(StreamDestination(self.transport, requests, write, self._new_payloads(self._host)))
+
+
+def add_link_service(listeners: Sequence[GrpcListener], server: grpc.aio.Server) -> None:
+    add_KVTransferServicer_to_server(_LinkService(listeners), server)
 
 
 class _LinkService(KVTransferServicer):
-    def __init__(self, serve: Serve) -> None:
-        self._serve = serve
+    def __init__(self, listeners: Sequence[GrpcListener]) -> None:
+        self._listeners = {listener.transport: listener for listener in listeners}
 
     async def Link(
         self, request_iterator: AsyncIterator[pb.LinkRequest], context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
         async with answering(context):
-            await self._serve(request_iterator, context.write)
+            metadata = dict(cast("Sequence[tuple[str, str]]", context.invocation_metadata() or ()))
+            transport = metadata.get(TRANSPORT_KEY, next(iter(self._listeners), ""))
+            if transport not in self._listeners:
+                mine = sorted(self._listeners)
+                raise IncompatiblePeer(
+                    f"transports differ: this side receives over {mine}, the source has {transport!r}"
+                )
+            await self._listeners[transport].serve(aiter(request_iterator), context.write)
 
 
 @contextmanager

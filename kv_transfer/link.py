@@ -1,10 +1,11 @@
-"""The seams of a link, which every kind of transport fills in: how control frames travel, and how payload bytes do.
+"""The seams of a link, which every kind of transport fills in: a channel at either end.
 
-A link is one long-lived stream between two processes. It carries every transfer between them, interleaved, in order:
+A link is one long-lived connection between two processes. It carries every transfer between them, interleaved:
 
-    source → hello   ← welcome   (pieces, commits and aborts →   ← verdicts)*
+    source → hello   ← challenge   → proof   ← welcome   (pieces, commits and aborts →   ← credits and verdicts)*
 
-On a link every attempt ends with a commit or an abort from the source, so the destination can forget it.
+A channel keeps frames in order, and hands a piece over together with its payload. On a link every attempt ends with a
+commit or an abort from the source, so the destination can forget it.
 """
 
 from __future__ import annotations
@@ -17,70 +18,49 @@ from torch import Tensor
 
 from common.kv_layout import KVLayout
 from common.pb import kv_transfer_pb2 as pb
-from kv_transfer.transport import Destination
-from kv_transfer.wire import PieceHeader
+from kv_transfer.codec import PieceCodec
+from kv_transfer.heads import HeadRange
+from kv_transfer.staging import Staged, Staging
+from kv_transfer.wire_dtype import WireDtype
 
 
 @dataclass(frozen=True)
 class Endpoint:
     """Who this process is to its peers."""
 
-    transport: str  # as in the config and in Destination: "grpc", "torch_dist", "loopback"
-    channel: str  # how payloads travel: "inline", "gloo", "nccl"; both ends must use the same
     layout: KVLayout
     incarnation: str
-
-    @property
-    def wire_name(self) -> str:
-        return f"{self.transport}/{self.channel}"
-
-
-class LinkStream(Protocol):
-    """The source's end of the control stream. A lost or refusing peer shows as a ServingError."""
-
-    async def write(self, request: pb.LinkRequest) -> None: ...
-
-    async def read(self) -> pb.LinkReply:
-        """The next reply. Raises: PeerLost also when the destination ends the stream in peace."""
-
-    async def close(self) -> None:
-        """Safe to call twice."""
-
-
-Dial = Callable[[Destination], LinkStream]  # connects on the first write
-Reply = Callable[[pb.LinkReply], Awaitable[None]]  # the destination's end of the control stream
-
-
-@dataclass(frozen=True)
-class Rendezvous:
-    """Where the two ends of a payload channel meet; empty when payloads travel inline."""
-
-    store_address: str = ""
-    group_name: str = ""
+    heads: HeadRange  # of the layout's KV heads, those that this process holds
+    secret: bytes = b""  # the cluster's; both ends prove that they know it
+    wire_dtype: WireDtype = WireDtype.SAME
 
 
 @dataclass(frozen=True)
 class PackedPayload:
-    """A payload ready to leave: its checksum, and its bytes if they travel inside the piece."""
+    """A payload ready to leave. flat: [num_bytes] uint8, where the channel wants it."""
 
+    flat: Tensor
     checksum: int
-    inline: bytes = b""
 
 
-class PayloadSource(Protocol):
-    """The source's end of one link's payload channel. Calls never overlap."""
+class SourceChannel(Protocol):
+    """The source's end. Calls of one kind never overlap. A lost or refusing peer shows as a ServingError."""
 
-    async def connect(self, rendezvous: Rendezvous) -> None:
-        """Raises: PeerLost."""
+    @property
+    def wire_name(self) -> str:
+        """Transport and whatever both ends must have in common beyond it: "grpc", "torch_dist/gloo"."""
 
     async def pack(self, flat: Tensor) -> PackedPayload:
         """Hash [num_bytes] uint8, on any device."""
 
-    async def push(self, flat: Tensor) -> None:
-        """Send what does not travel inline, in the order of the calls; may return before it is sent.
+    async def write(self, request: pb.LinkRequest, payload: Tensor | None = None) -> None:
+        """May return before the payload has been read, which nobody changes meanwhile. Connects on the first call."""
 
-        The piece's header has been written. Raises: PeerLost, for this payload or an earlier one.
-        """
+    async def read(self) -> pb.LinkReply:
+        """The next reply. Raises: PeerLost also when the destination ends the link in peace."""
+
+    async def attach(self, welcome: pb.LinkWelcome) -> None:
+        """Connect whatever payloads travel on, before the first piece. Raises: PeerLost."""
 
     async def close(self) -> None:
         """Safe to call twice."""
@@ -88,22 +68,69 @@ class PayloadSource(Protocol):
 
 @dataclass(frozen=True)
 class ReceivedPayload:
-    """[num_bytes] uint8 that nobody else holds, and the checksum of what really arrived."""
+    """Staging memory and the checksum of what really lies there."""
 
-    flat: Tensor
+    staged: Staged
     checksum: int
 
 
-class PayloadDestination(Protocol):
-    """The destination's end of one link's payload channel. Calls never overlap, apart from close."""
+@dataclass(frozen=True)
+class Arrival:
+    request: pb.LinkRequest
+    payload: ReceivedPayload | None = None  # exactly with a piece
 
-    async def prepare(self, host: str) -> Rendezvous:
-        """Open the meeting point on this host's address."""
 
-    async def connect(self) -> None:
-        """Meet the source. Raises: PeerLost."""
+@dataclass(frozen=True)
+class Landing:
+    """Where one link's payloads go, and how many bytes a header may rightly announce."""
 
-    async def receive(self, header: PieceHeader, message: pb.Piece) -> ReceivedPayload:
-        """Take in the payload, wanted or not. Raises: PeerLost when the channel cannot go on."""
+    staging: Staging
+    codec: PieceCodec
 
-    async def close(self) -> None: ...
+
+class DestinationChannel(Protocol):
+    """The destination's end. Calls of one kind never overlap."""
+
+    @property
+    def wire_name(self) -> str: ...
+
+    async def read(self) -> Arrival:
+        """The next frame; a piece's payload is staged, wanted or not.
+
+        Raises: PeerLost at the end of the link, StagingOverrun.
+        """
+
+    async def write(self, reply: pb.LinkReply) -> None: ...
+
+    async def prepare(self, welcome: pb.LinkWelcome, landing: Landing) -> None:
+        """Open whatever payloads will come by, and say in the welcome where."""
+
+    async def attach(self) -> None:
+        """Meet the source there, the welcome being written. Raises: PeerLost."""
+
+    async def close(self) -> None:
+        """Nothing writes into staging memory once this has returned. Safe to call twice."""
+
+
+Serve = Callable[[DestinationChannel], Awaitable[None]]  # a link from its hello to its end; closes the channel
+
+
+class Listener(Protocol):
+    """A place where sources reach a receiver over one transport."""
+
+    @property
+    def transport(self) -> str: ...
+
+    async def open(self, worker_address: str, serve: Serve) -> str:
+        """Listen on the host of worker_address, serve each source that comes, and return the address to offer."""
+
+    async def close(self) -> None:
+        """Nobody new. Safe to call twice."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a source reaches destinations over one transport."""
+
+    transport: str
+    dial: Callable[[str], SourceChannel]  # to an offer's address; connects on the first write

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,21 +21,42 @@ from common.errors import (
 )
 from common.identity import Ticket
 from common.pb import kv_transfer_pb2 as pb
+from kv_transfer.credit import Backlog, Credit
 from kv_transfer.frame_queue import FrameQueue
-from kv_transfer.link import LinkStream, PayloadSource
-from kv_transfer.transport import KVPiece, TransferReceipt, TransferStats
+from kv_transfer.handshake import Agreement
+from kv_transfer.link import Endpoint, SourceChannel
+from kv_transfer.plan import suitable_piece_bytes
+from kv_transfer.staging import staged_bytes
+from kv_transfer.transport import KVPiece, LinkSpeed, TransferReceipt, TransferStats
 from kv_transfer.wire import MAX_PIECE_BYTES, Manifest, PieceHeader, describe, flat_bytes
+from kv_transfer.wire_dtype import ENCODINGS, WireDtype
 
 logger = logging.getLogger(__name__)
 
 _VERDICTS: dict[str, type[TransferError]] = {kind.__name__: kind for kind in (CorruptPiece, TransferAborted, PeerLost)}
 
 
+MAX_BACKLOG_BYTES = 64 * 1024 * 1024  # waiting for one link; beyond it, prefill for that link pauses
+
+
+@dataclass(frozen=True)
+class LinkContext:
+    """What a link is told by the sender that owns it."""
+
+    peer: str
+    endpoint: Endpoint
+    stats: TransferStats
+    on_room: Callable[[], None]
+    stall_timeout_s: float
+    piece_bytes: int | None  # None: by the link's speed
+
+
 class LinkedTransfer:
     """One attempt on a link; the OutgoingTransfer of every kind. All but `send` belong to the event loop."""
 
-    def __init__(self, ticket: Ticket, link: SourceLink) -> None:
+    def __init__(self, ticket: Ticket, link: SourceLink, stats: TransferStats) -> None:
         self.ticket = ticket
+        self.stats = stats
         self.headers: list[PieceHeader] = []  # what was written, for the commit
         self._link = link
         self._is_over = asyncio.Event()
@@ -44,9 +66,19 @@ class LinkedTransfer:
     def is_over(self) -> bool:
         return self._is_over.is_set()
 
+    @property
+    def has_room(self) -> bool:
+        """Also once the link is dead: what is sent then goes nowhere, and `commit` says why."""
+        return self._link.backlog.has_room or not self._link.is_alive
+
+    @property
+    def piece_bytes(self) -> int:
+        return self._link.piece_bytes
+
     def send(self, piece: KVPiece) -> None:
-        assert piece.data.is_contiguous(), "send takes contiguous pieces"
-        assert 0 < piece.num_bytes <= MAX_PIECE_BYTES, "plan.py cuts pieces to fit a message"
+        piece = replace(piece, data=self._link.shared_heads(piece.data))
+        assert 0 < piece.num_bytes <= MAX_PIECE_BYTES, "plan.py cuts pieces to fit"
+        self._link.backlog.add(piece.num_bytes)
         self._link.frames.put(_PieceFrame(self, piece, _computed(piece.data)))
 
     async def commit(self, first_token: int, timeout_s: float) -> TransferReceipt:
@@ -68,7 +100,7 @@ class LinkedTransfer:
 
     def succeed(self) -> None:
         if not self.is_over:
-            self._link.stats.transfers_committed += 1
+            self.stats.transfers_committed += 1
             self._end()
 
     def fail(self, error: TransferError) -> None:
@@ -77,7 +109,7 @@ class LinkedTransfer:
             return
         self._error = error
         if not isinstance(error, TransferAborted):
-            self._link.stats.transfers_failed += 1
+            self.stats.transfers_failed += 1
         self._end()
         self._link.frames.put(_AbortFrame(self.ticket))
 
@@ -89,32 +121,53 @@ class LinkedTransfer:
 class SourceLink:
     """One link, from the handshake on, until either end closes it or dies. Never comes back: the sender dials anew."""
 
-    def __init__(self, peer: str, stream: LinkStream, payloads: PayloadSource, stats: TransferStats) -> None:
-        self.peer = peer
-        self.stats = stats
+    def __init__(self, channel: SourceChannel, agreement: Agreement, context: LinkContext) -> None:
+        self.agreement = agreement
+        self.transport = channel.wire_name
+        self.speed: LinkSpeed | None = None  # until measured
         self.frames: FrameQueue[_Frame] = FrameQueue()
-        self._stream = stream
-        self._payloads = payloads
+        self.backlog = Backlog(MAX_BACKLOG_BYTES, context.on_room)
+        self._context = context
+        self._credit = Credit(agreement.credit_bytes, context.stall_timeout_s)
+        self._channel = channel
+        self._encoding = ENCODINGS[context.endpoint.wire_dtype]
         self._transfers: dict[Ticket, LinkedTransfer] = {}
-        self._task = asyncio.create_task(self._run(), name=f"kv-link-to-{peer}")
+        self._task = asyncio.create_task(self._run(), name=f"kv-link-to-{self.peer}")
+
+    @property
+    def peer(self) -> str:
+        return self._context.peer
 
     @property
     def is_alive(self) -> bool:
         return not self.frames.is_closed
 
-    def begin(self, ticket: Ticket) -> LinkedTransfer:
-        """Raises: InvalidRequest if this attempt is under way, PeerLost if the link has died meanwhile."""
+    @property
+    def piece_bytes(self) -> int:
+        return self._context.piece_bytes or suitable_piece_bytes(self.speed)
+
+    def begin(self, ticket: Ticket, stats: TransferStats | None = None) -> LinkedTransfer:
+        """stats: what counts it, by default the sender's.
+
+        Raises: InvalidRequest if this attempt is under way, PeerLost if the link has died meanwhile.
+        """
         if ticket in self._transfers:
             raise InvalidRequest(
                 f"attempt {ticket.attempt} at transfer {ticket.transfer_id.hex()} is under way already"
             )
         if not self.is_alive:
             raise PeerLost(f"lost the KV link to {self.peer}")
-        transfer = self._transfers[ticket] = LinkedTransfer(ticket, self)
+        transfer = self._transfers[ticket] = LinkedTransfer(ticket, self, stats or self._context.stats)
         return transfer
 
     def forget(self, transfer: LinkedTransfer) -> None:
         del self._transfers[transfer.ticket]
+
+    def shared_heads(self, data: Tensor) -> Tensor:
+        """The heads of [layers, 2, tokens, source's heads, head_dim] that the destination holds too; contiguous."""
+        first = self.agreement.source_heads.start
+        shared = self.agreement.heads
+        return data[:, :, :, shared.start - first : shared.end - first].contiguous()
 
     async def close(self) -> None:
         """End every transfer with TransferAborted, then the link. Safe to call twice."""
@@ -138,11 +191,11 @@ class SourceLink:
             for transfer in list(self._transfers.values()):
                 transfer.fail(PeerLost(f"lost the KV link to {self.peer}: {loss}"))
             await self._release()
+            self._context.on_room()  # whoever paused for this link goes on, and hears of its end
 
     async def _release(self) -> None:
         self.frames.close()
-        await self._payloads.close()
-        await self._stream.close()
+        await self._channel.close()
 
     async def _write_frames(self) -> None:
         while True:
@@ -150,33 +203,44 @@ class SourceLink:
 
     async def _write(self, frame: _Frame) -> None:
         match frame:
-            case _PieceFrame(transfer, piece, computed) if not transfer.is_over:
-                await self._write_piece(transfer, piece, computed)
+            case _PieceFrame(transfer, piece, computed):
+                if not transfer.is_over:
+                    await self._write_piece(transfer, piece, computed)
+                self.backlog.remove(piece.num_bytes)
             case _CommitFrame(transfer, first_token) if not transfer.is_over:
-                await self._stream.write(pb.LinkRequest(commit=_commit_message(transfer, first_token)))
+                await self._channel.write(pb.LinkRequest(commit=_commit_message(transfer, first_token)))
             case _AbortFrame(ticket):
-                await self._stream.write(pb.LinkRequest(abort=pb.AbortTransfer(ticket=ticket.to_pb())))
+                await self._channel.write(pb.LinkRequest(abort=pb.AbortTransfer(ticket=ticket.to_pb())))
 
     async def _write_piece(self, transfer: LinkedTransfer, piece: KVPiece, computed: torch.cuda.Event | None) -> None:
         if computed is not None:
             await asyncio.to_thread(computed.synchronize)
-        flat = flat_bytes(piece.data)
-        packed = await self._payloads.pack(flat)
-        header = describe(transfer.ticket, piece, packed.checksum)
-        await self._stream.write(pb.LinkRequest(piece=header.to_pb(packed.inline)))
-        await self._payloads.push(flat)
+        packed = await self._channel.pack(await self._encode(piece.data))
+        header = describe(transfer.ticket, piece, packed.flat.numel(), packed.checksum)
+        await self._credit.take(staged_bytes(header.num_bytes))
+        if transfer.is_over:  # while there was no credit
+            self._credit.give(staged_bytes(header.num_bytes))
+            return
+        await self._channel.write(pb.LinkRequest(piece=header.to_pb()), packed.flat)
         transfer.headers.append(header)
-        self.stats.pieces += 1
-        self.stats.bytes += header.num_bytes
+        transfer.stats.pieces += 1
+        transfer.stats.bytes += header.num_bytes
+
+    async def _encode(self, data: Tensor) -> Tensor:
+        if self._context.endpoint.wire_dtype is WireDtype.SAME:
+            return flat_bytes(data)
+        return await asyncio.to_thread(self._encoding.encode, data)
 
     async def _read_replies(self) -> None:
         while True:
-            reply = await self._stream.read()
+            reply = await self._channel.read()
             match reply.WhichOneof("frame"):
                 case "commit_result":
                     self._on_verdict(reply.commit_result)
                 case "ended":
                     self._on_ended(reply.ended)
+                case "credit":
+                    self._credit.give(reply.credit.num_bytes)
 
     def _on_verdict(self, result: pb.CommitResult) -> None:
         transfer = self._transfers.get(Ticket.from_pb(result.ticket))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 
 from common.errors import IncompatiblePeer, PeerLost, TransferError
 from common.pb import kv_transfer_pb2 as pb
-from kv_transfer.receiver import LinkReceiver
-from kv_transfer.transport import Destination
+from kv_transfer.inline import InlineDestination
+from kv_transfer.link import Serve
+from kv_transfer.stream_channel import StreamDestination
 
 _MAX_FRAMES_IN_FLIGHT = 8  # backpressure, as a socket's buffer gives it
 
@@ -17,24 +19,41 @@ class LoopbackNetwork:
     """Who listens at which address; the senders and receivers that are to meet share one."""
 
     def __init__(self) -> None:
-        self._receivers: dict[str, LinkReceiver] = {}
+        self._listeners: dict[str, Serve] = {}
+        self._numbers = itertools.count(1)
 
-    def listen(self, receiver: LinkReceiver) -> None:
-        """Take the receiver's address, as a restarted process takes its predecessor's port."""
-        self._receivers[receiver.destination.address] = receiver
+    def listen(self, serve: Serve, address: str | None) -> str:
+        """Take an address, as a restarted process takes its predecessor's port, or a fresh one."""
+        address = address or f"loopback:{next(self._numbers)}"
+        self._listeners[address] = serve
+        return address
 
-    def dial(self, destination: Destination) -> LoopbackStream:
-        return LoopbackStream(self._receivers.get(destination.address), destination.address)
+    def dial(self, address: str) -> LoopbackStream:
+        return LoopbackStream(self._listeners.get(address), address)
+
+
+class LoopbackListener:
+    transport = "loopback"
+
+    def __init__(self, network: LoopbackNetwork) -> None:
+        self._network = network
+
+    async def open(self, worker_address: str, serve: Serve) -> str:
+        is_taken_over = worker_address.startswith("loopback:")
+        return self._network.listen(serve, worker_address if is_taken_over else None)
+
+    async def close(self) -> None:
+        pass
 
 
 class LoopbackStream:
     """A LinkStream whose other end is a task of this event loop."""
 
-    def __init__(self, receiver: LinkReceiver | None, address: str) -> None:
+    def __init__(self, serve: Serve | None, address: str) -> None:
         self._address = address
         self._requests: asyncio.Queue[pb.LinkRequest] = asyncio.Queue(_MAX_FRAMES_IN_FLIGHT)
         self._replies: asyncio.Queue[pb.LinkReply | TransferError | IncompatiblePeer] = asyncio.Queue()
-        self._task = asyncio.create_task(self._serve(receiver), name=f"kv-loopback-{address}")
+        self._task = asyncio.create_task(self._run(serve), name=f"kv-loopback-{address}")
 
     async def write(self, request: pb.LinkRequest) -> None:
         """A peer that is lost meanwhile shows in `read`."""
@@ -50,11 +69,11 @@ class LoopbackStream:
         self._task.cancel()
         await asyncio.wait([self._task])
 
-    async def _serve(self, receiver: LinkReceiver | None) -> None:
+    async def _run(self, serve: Serve | None) -> None:
         loss: TransferError | IncompatiblePeer = PeerLost(f"{self._address} ended the KV link")
         try:
-            if receiver is not None:
-                await receiver.serve(self._incoming(), self._replies.put)
+            if serve is not None:
+                await serve(StreamDestination("loopback", self._incoming(), self._replies.put, InlineDestination()))
         except (TransferError, IncompatiblePeer) as refused:
             loss = refused
         finally:

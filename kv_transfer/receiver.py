@@ -3,58 +3,70 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 
 import grpc
+import torch
 
-from common.errors import InvalidRequest, PeerLost, TransferTimeout, VersionMismatch
+from common.errors import InvalidRequest, Overloaded, PeerLost, TransferTimeout
 from common.identity import Ticket
-from common.kv_layout import KVLayout
 from common.pb import kv_transfer_pb2 as pb
-from kv_transfer.checksum import CHECKSUM
-from kv_transfer.grpc_stream import add_link_service
-from kv_transfer.link import Endpoint, PayloadDestination, Rendezvous, Reply
+from common.transfer_config import TransferConfig
+from kv_transfer.codec import PieceCodec
+from kv_transfer.credit import FreedBytes
+from kv_transfer.grpc_stream import GrpcListener, add_link_service
+from kv_transfer.handshake import Agreement, agreed_by_destination, new_welcome, receive_hello
+from kv_transfer.link import DestinationChannel, Endpoint, Landing, Listener
 from kv_transfer.link_destination import DestinationLink
 from kv_transfer.reception import ExpectedTransfer
-from kv_transfer.transport import Destination, KVPiece, TransferStats
+from kv_transfer.staging import FreshStaging, StagingRing, new_ring
+from kv_transfer.transport import Destination, LinkReport, Offer, OnPiece, TransferStats
 from kv_transfer.wire import PROTOCOL_VERSION
+
+_MAX_REPLIES = 1024  # waiting to be written; a source that does not read its replies is read no further
 
 
 class LinkReceiver:
-    """Made, used and closed on one event loop. Sources find it where `serve_at` says it is."""
+    """Made, used and closed on one event loop. Its listeners bring it channels.
+
+    Staging memory is bounded: `window_bytes` and one largest piece for each of at most `max_links` links.
+    """
 
     def __init__(
-        self,
-        endpoint: Endpoint,
-        new_payloads: Callable[[], PayloadDestination],
-        connect_timeout_s: float = 10.0,
+        self, endpoint: Endpoint, listeners: Sequence[Listener], staging_device: torch.device, config: TransferConfig
     ) -> None:
+        """listeners: fastest first."""
         self.stats = TransferStats()
         self._endpoint = endpoint
-        self._new_payloads = new_payloads
-        self._connect_timeout_s = connect_timeout_s
-        self._address: str | None = None
+        self._listeners = listeners
+        self._staging_device = staging_device
+        self._config = config
+        self._offers: list[Offer] = []
         self._expected: dict[bytes, ExpectedTransfer] = {}
         self._links: dict[asyncio.Timeout, asyncio.Event] = {}  # how to end one → set when it has ended
+        self._reports: dict[DestinationLink, LinkReport] = {}
         self._is_closed = False
 
     def add_to_server(self, server: grpc.aio.Server) -> None:
-        """Serve KVTransfer here, before the server starts."""
-        add_link_service(self.serve, server)
+        """Whatever is served over gRPC, before the server starts."""
+        add_link_service([listener for listener in self._listeners if isinstance(listener, GrpcListener)], server)
 
-    def serve_at(self, address: str) -> None:
-        """The host:port that sources reach this receiver at, known once the server is bound."""
-        self._address = address
+    async def open(self, worker_address: str) -> None:
+        """Listen. worker_address: host:port of the worker's own gRPC server, which is bound."""
+        for listener in self._listeners:
+            self._offers.append(Offer(listener.transport, await listener.open(worker_address, self.serve)))
 
     @property
     def destination(self) -> Destination:
-        assert self._address is not None, "serve_at comes first"
-        return Destination(self._address, self._endpoint.incarnation, self._endpoint.transport)
+        assert self._offers, "open comes first"
+        return Destination(self._endpoint.incarnation, tuple(self._offers), PROTOCOL_VERSION)
 
-    def expect(
-        self, transfer_id: bytes, num_tokens: int, skip_tokens: int, on_piece: Callable[[KVPiece], None]
-    ) -> ExpectedTransfer:
+    def links(self) -> list[LinkReport]:
+        return list(self._reports.values())
+
+    def expect(self, transfer_id: bytes, num_tokens: int, skip_tokens: int, on_piece: OnPiece) -> ExpectedTransfer:
         if transfer_id in self._expected:
             raise InvalidRequest(f"transfer {transfer_id.hex()} is expected already")
         if self._is_closed:
@@ -65,10 +77,13 @@ class LinkReceiver:
 
         ticket(1, "any")  # refuses a malformed id or token range now, not at the first piece
         forget = partial(self._expected.pop, transfer_id, None)
-        reception = self._expected[transfer_id] = ExpectedTransfer(ticket, self._endpoint.layout, on_piece, forget)
+        own = self._endpoint.heads
+        reception = self._expected[transfer_id] = ExpectedTransfer(ticket, own.end - own.start, on_piece, forget)
         return reception
 
     async def close(self) -> None:
+        for listener in self._listeners:
+            await listener.close()
         ended = list(self._links.values())
         if not self._is_closed:
             self._is_closed = True
@@ -79,84 +94,102 @@ class LinkReceiver:
         for event in ended:
             await event.wait()
 
-    async def serve(self, requests: AsyncIterator[pb.LinkRequest], reply: Reply) -> None:
-        """One source's link, from its hello to its end; runs within one task.
+    async def serve(self, channel: DestinationChannel) -> None:
+        """One source's link, from its hello to its end; runs within one task, and closes the channel.
 
-        Raises: IncompatiblePeer, PeerLost, TransferTimeout; the source is to be told.
+        Raises: IncompatiblePeer, PeerLost, TransferTimeout, Overloaded; the source is to be told.
         """
-        if self._is_closed:
-            raise PeerLost(f"the receiver at {self._address} is closed")
+        try:
+            if self._is_closed:
+                raise PeerLost("this receiver is closed")
+            if len(self._links) >= self._config.max_links:
+                raise Overloaded(
+                    f"{self._config.max_links} KV links are open; raise transfer.max_links for more sources"
+                )
+            async with self._until_closed():
+                await self._serve_link(channel)
+        finally:
+            await channel.close()
+
+    @asynccontextmanager
+    async def _until_closed(self) -> AsyncIterator[None]:
         until_closed, ended = asyncio.timeout(None), asyncio.Event()
         self._links[until_closed] = ended
         try:
             async with until_closed:
-                await self._serve_link(requests, reply)
+                yield
         except TimeoutError as error:
-            raise PeerLost(f"the receiver at {self._address} is closed") from error
+            raise PeerLost("this receiver is closed") from error
         finally:
             del self._links[until_closed]
             ended.set()
 
-    async def _serve_link(self, requests: AsyncIterator[pb.LinkRequest], reply: Reply) -> None:
-        payloads = self._new_payloads()
+    async def _serve_link(self, channel: DestinationChannel) -> None:
+        freed = FreedBytes(self._config.window_bytes)
+        ring = new_ring(self._config.window_bytes, self._staging_device, freed.add)
+        agreement, codec = await self._handshake(channel, ring)
+        link = DestinationLink(agreement, codec, self._expected, self.stats)
+        self._reports[link] = LinkReport(agreement.source_incarnation, channel.wire_name, None)
         try:
-            hello = await self._handshake(requests, reply, payloads)
-            incarnations = (hello.source_incarnation, self._endpoint.incarnation)
-            link = DestinationLink(incarnations, self._expected, payloads, self.stats)
-            try:
-                async for request in requests:
-                    answer = await link.handle(request)
-                    if answer is not None:
-                        await reply(answer)
-            finally:
-                link.drop()
+            await _Conversation(channel, link, ring, freed).run()
         finally:
-            await payloads.close()
+            del self._reports[link]
+            link.drop()
 
-    async def _handshake(
-        self, requests: AsyncIterator[pb.LinkRequest], reply: Reply, payloads: PayloadDestination
-    ) -> pb.LinkHello:
-        try:
-            async with asyncio.timeout(self._connect_timeout_s):
-                first = await anext(requests)
-                if first.WhichOneof("frame") != "hello":
-                    raise VersionMismatch("a link begins with hello")
-                self._require_acceptable(first.hello)
-                host = self.destination.address.rpartition(":")[0]
-                await reply(pb.LinkReply(welcome=self._welcome(await payloads.prepare(host))))
-                await payloads.connect()
-                return first.hello
-        except StopAsyncIteration as error:
-            raise PeerLost("the source left before its hello") from error
-        except TimeoutError as error:
-            raise TransferTimeout(f"the handshake took more than {self._connect_timeout_s} s") from error
-
-    def _require_acceptable(self, hello: pb.LinkHello) -> None:
+    async def _handshake(self, channel: DestinationChannel, ring: StagingRing) -> tuple[Agreement, PieceCodec]:
         mine = self._endpoint
-        if hello.protocol_version != PROTOCOL_VERSION:
-            raise VersionMismatch(
-                f"KV transfer protocol versions differ: this side speaks {PROTOCOL_VERSION}, "
-                f"the source speaks {hello.protocol_version}"
-            )
-        if hello.destination_incarnation != mine.incarnation:
-            raise PeerLost(
-                f"{self._address} is now incarnation {mine.incarnation}, not {hello.destination_incarnation}"
-            )
-        if hello.transport != mine.wire_name:
-            raise VersionMismatch(
-                f"transports differ: this side receives over {mine.wire_name!r}, the source has {hello.transport!r}"
-            )
-        if hello.checksum != CHECKSUM.name:
-            raise VersionMismatch(
-                f"checksums differ: this side computes {CHECKSUM.name!r}, the source {hello.checksum!r}; "
-                "install the package xxhash on both sides or on neither"
-            )
-        mine.layout.require_compatible(KVLayout.from_pb(hello.layout))
+        try:
+            async with asyncio.timeout(self._config.connect_timeout_s):
+                hello, proof = await receive_hello(channel, mine)
+                agreement = agreed_by_destination(hello, mine, self._config.window_bytes)
+                codec = PieceCodec(mine.layout, agreement.heads, mine.heads, mine.wire_dtype)
+                staging = FreshStaging(self._staging_device) if agreement.credit_bytes is None else ring
+                welcome = new_welcome(mine, agreement, proof)
+                await channel.prepare(welcome, Landing(staging, codec))
+                await channel.write(pb.LinkReply(welcome=welcome))
+                await channel.attach()
+                return agreement, codec
+        except TimeoutError as error:
+            raise TransferTimeout(f"the handshake took more than {self._config.connect_timeout_s} s") from error
 
-    def _welcome(self, rendezvous: Rendezvous) -> pb.LinkWelcome:
-        return pb.LinkWelcome(
-            protocol_version=PROTOCOL_VERSION,
-            layout=self._endpoint.layout.to_pb(),
-            store_address=rendezvous.store_address,
-            group_name=rendezvous.group_name,
-        )
+
+class _Conversation:
+    """Frames in, replies and credit out, until the source leaves."""
+
+    def __init__(
+        self,
+        channel: DestinationChannel,
+        link: DestinationLink,
+        ring: StagingRing,
+        freed: FreedBytes,
+    ) -> None:
+        self._channel = channel
+        self._link = link
+        self._ring = ring
+        self._freed = freed
+        self._replies: asyncio.Queue[pb.LinkReply] = asyncio.Queue(_MAX_REPLIES)
+
+    async def run(self) -> None:
+        """Raises: PeerLost when the source has left, and whatever else ends the link."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._write_replies())
+                tasks.create_task(self._give_credit())
+                tasks.create_task(self._read_frames())
+        except* Exception as ended:
+            raise ended.exceptions[0] from None
+
+    async def _read_frames(self) -> None:
+        while True:
+            reply = self._link.handle(await self._channel.read())
+            if reply is not None:
+                await self._replies.put(reply)
+
+    async def _write_replies(self) -> None:
+        while True:
+            await self._channel.write(await self._replies.get())
+
+    async def _give_credit(self) -> None:
+        while True:
+            num_bytes = await self._freed.next_credit(lambda: self._ring.num_taken_bytes)
+            await self._replies.put(pb.LinkReply(credit=pb.LinkCredit(num_bytes=num_bytes)))

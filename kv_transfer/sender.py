@@ -3,45 +3,47 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 
-from common.errors import IncompatiblePeer, PeerLost, ServingError, TransferError, TransferTimeout, VersionMismatch
+from common.errors import IncompatiblePeer, PeerLost, ServingError, TransferError, TransferTimeout
 from common.identity import Ticket
-from common.kv_layout import KVLayout
-from common.pb import kv_transfer_pb2 as pb
-from kv_transfer.checksum import CHECKSUM
-from kv_transfer.link import Dial, Endpoint, LinkStream, PayloadSource, Rendezvous
-from kv_transfer.link_source import LinkedTransfer, SourceLink
-from kv_transfer.transport import Destination, TransferStats
-from kv_transfer.wire import PROTOCOL_VERSION
+from common.transfer_config import TransferConfig
+from kv_transfer.handshake import greet
+from kv_transfer.link import Endpoint, Way
+from kv_transfer.link_source import LinkContext, LinkedTransfer, SourceLink
+from kv_transfer.probe import measure
+from kv_transfer.transport import Destination, LinkReport, Offer, TransferStats
+
+logger = logging.getLogger(__name__)
 
 
 class LinkSender:
-    """Owns the links. Its event loop is the one that calls `open` first."""
+    """Owns the links. Its event loop is the one that calls `open` first.
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        dial: Dial,
-        new_payloads: Callable[[], PayloadSource],
-        connect_timeout_s: float = 10.0,
-    ) -> None:
+    `ways` are the transports that this process may use. Among a destination's offers the first one wins that is among
+    them and connects; an incompatible peer is refused, not tried another way.
+    """
+
+    def __init__(self, endpoint: Endpoint, ways: Sequence[Way], config: TransferConfig) -> None:
         self.stats = TransferStats()
+        self.on_room: Callable[[], None] = lambda: None
         self._endpoint = endpoint
-        self._dial = dial
-        self._new_payloads = new_payloads
-        self._connect_timeout_s = connect_timeout_s
+        self._ways = {way.transport: way for way in ways}
+        self._config = config
         self._links: dict[Destination, asyncio.Task[SourceLink]] = {}
         self._is_closed = False
 
+    def links(self) -> list[LinkReport]:
+        return [
+            LinkReport(destination.incarnation, task.result().transport, task.result().speed)
+            for destination, task in self._links.items()
+            if task.done() and not _is_dead(task)
+        ]
+
     async def open(self, destination: Destination, ticket: Ticket) -> LinkedTransfer:
         assert ticket.source_incarnation == self._endpoint.incarnation, "a ticket names its own source"
-        if destination.transport != self._endpoint.transport:
-            raise IncompatiblePeer(
-                f"transports differ: this side sends over {self._endpoint.transport!r}, "
-                f"{destination.address} receives over {destination.transport!r}"
-            )
         if ticket.destination_incarnation != destination.incarnation:
             raise PeerLost(f"the ticket is for {ticket.destination_incarnation}, not for {destination.incarnation}")
         link = await self._link_to(destination)
@@ -62,51 +64,54 @@ class LinkSender:
         task = self._links.get(destination)
         if task is None or _is_dead(task):
             self._links = {other: made for other, made in self._links.items() if not _is_dead(made)}
-            task = asyncio.create_task(self._connect(destination), name=f"kv-connect-{destination.address}")
+            task = asyncio.create_task(self._connect(destination), name=f"kv-connect-{destination}")
             self._links[destination] = task
         return await asyncio.shield(task)
 
     async def _connect(self, destination: Destination) -> SourceLink:
-        """Dial and handshake. The payload channel is connected before the first transfer begins.
-
-        Only a handshake proves which incarnation holds an address, so links to another incarnation at the same
-        address are torn down once it has succeeded and before anything is sent.
-        """
-        stream, payloads = self._dial(destination), self._new_payloads()
-        async with AsyncExitStack() as undo:
-            undo.push_async_callback(stream.close)
-            undo.push_async_callback(payloads.close)
-            with _handshake_errors(destination, self._connect_timeout_s):
-                async with asyncio.timeout(self._connect_timeout_s):
-                    await payloads.connect(await self._handshake(stream, destination))
-                    await self._close_others_at(destination)
-            undo.pop_all()
-        return SourceLink(destination.address, stream, payloads, self.stats)
-
-    async def _handshake(self, stream: LinkStream, destination: Destination) -> Rendezvous:
-        hello = pb.LinkHello(
-            protocol_version=PROTOCOL_VERSION,
-            source_incarnation=self._endpoint.incarnation,
-            destination_incarnation=destination.incarnation,
-            layout=self._endpoint.layout.to_pb(),
-            transport=self._endpoint.wire_name,
-            checksum=CHECKSUM.name,
-        )
-        await stream.write(pb.LinkRequest(hello=hello))
-        reply = await stream.read()
-        if reply.WhichOneof("frame") != "welcome":
-            raise VersionMismatch(f"{destination.address} does not answer hello with welcome")
-        welcome = reply.welcome
-        if welcome.protocol_version != PROTOCOL_VERSION:
-            raise VersionMismatch(
-                f"KV transfer protocol versions differ: this side speaks {PROTOCOL_VERSION}, "
-                f"{destination.address} speaks {welcome.protocol_version}"
+        """By the first offer that works."""
+        offers = [offer for offer in destination.offers if offer.transport in self._ways]
+        if not offers:
+            raise IncompatiblePeer(
+                f"transports differ: this side sends over {sorted(self._ways)}, "
+                f"{destination} receives over {[offer.transport for offer in destination.offers]}"
             )
-        self._endpoint.layout.require_compatible(KVLayout.from_pb(welcome.layout))
-        return Rendezvous(welcome.store_address, welcome.group_name)
+        for offer in offers[:-1]:
+            try:
+                return await self._connect_by(offer, destination)
+            except TransferError as error:
+                logger.info("%s at %s cannot be used: %s", offer.transport, offer.address, error.message)
+        return await self._connect_by(offers[-1], destination)
 
-    async def _close_others_at(self, destination: Destination) -> None:
-        others = [other for other in self._links if other.address == destination.address and other != destination]
+    async def _connect_by(self, offer: Offer, destination: Destination) -> SourceLink:
+        """Dial, handshake and measure. Only a handshake proves which incarnation holds an address, so links to another
+        incarnation at the same address are torn down once it has succeeded and before anything is sent."""
+        channel = self._ways[offer.transport].dial(offer.address)
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(channel.close)
+            with _handshake_errors(offer, self._config.connect_timeout_s):
+                async with asyncio.timeout(self._config.connect_timeout_s):
+                    agreement = await greet(channel, self._endpoint, destination)
+                    await self._close_others_at(offer, destination)
+                    link = SourceLink(channel, agreement, self._context(offer))
+                    undo.push_async_callback(link.close)
+                    link.speed = await measure(link, self._endpoint.layout)
+            undo.pop_all()
+        logger.info("KV link to %s over %s: %s", offer.address, link.transport, link.speed)
+        return link
+
+    def _context(self, offer: Offer) -> LinkContext:
+        return LinkContext(
+            peer=offer.address,
+            endpoint=self._endpoint,
+            stats=self.stats,
+            on_room=lambda: self.on_room(),
+            stall_timeout_s=self._config.stall_timeout_s,
+            piece_bytes=self._config.piece_bytes,
+        )
+
+    async def _close_others_at(self, offer: Offer, destination: Destination) -> None:
+        others = [other for other in self._links if offer in other.offers and other != destination]
         for other in others:
             task = self._links[other]
             if task.done():  # one that is still dialling will be refused by the address's new holder
@@ -115,15 +120,15 @@ class LinkSender:
 
 
 @contextmanager
-def _handshake_errors(destination: Destination, timeout_s: float) -> Iterator[None]:
+def _handshake_errors(offer: Offer, timeout_s: float) -> Iterator[None]:
     try:
         yield
     except TimeoutError as error:
-        raise TransferTimeout(f"the handshake with {destination.address} took more than {timeout_s} s") from error
+        raise TransferTimeout(f"the handshake with {offer.address} took more than {timeout_s} s") from error
     except (TransferError, IncompatiblePeer):
         raise
     except ServingError as error:
-        raise PeerLost(f"{destination.address} refused the KV link: {error.message}") from error
+        raise PeerLost(f"{offer.address} refused the KV link: {error.message}") from error
 
 
 def _is_dead(task: asyncio.Task[SourceLink]) -> bool:

@@ -19,11 +19,10 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from common.errors import PeerLost
-from common.kv_layout import KVLayout
 from common.pb import kv_transfer_pb2 as pb
-from kv_transfer.link import PackedPayload, ReceivedPayload, Rendezvous
+from kv_transfer.link import Landing, PackedPayload, ReceivedPayload
 from kv_transfer.torch_pair import DESTINATION, SOURCE, Pair, host_store, join_store, make_pair
-from kv_transfer.wire import MAX_PIECE_BYTES, PieceHeader, checksum_of
+from kv_transfer.wire import PieceHeader, checksum_of
 
 CONNECT_TIMEOUT_S = 5.0
 PAYLOAD_TIMEOUT_S = 10.0  # one piece; longer than this, the peer is frozen
@@ -38,16 +37,20 @@ def channel_for(device: torch.device) -> str:
 
 class TorchDistSource:
     def __init__(self, device: torch.device) -> None:
+        self.name = channel_for(device)
         self._device = device
         self._thread = PairThread()
         self._pushes: deque[asyncio.Task[None]] = deque()
 
-    async def connect(self, rendezvous: Rendezvous) -> None:
-        await self._thread.run(partial(self._join, rendezvous))
+    async def attach(self, welcome: pb.LinkWelcome) -> None:
+        await self._thread.run(partial(self._join, welcome))
 
     async def pack(self, flat: Tensor) -> PackedPayload:
         on_cpu = await self._thread.run(flat.cpu) if flat.is_cuda else flat
-        return PackedPayload(checksum_of(on_cpu))
+        return PackedPayload(flat, checksum_of(on_cpu))
+
+    async def put(self, piece: pb.Piece, flat: Tensor) -> None:
+        pass
 
     async def push(self, flat: Tensor) -> None:
         """Several payloads are under way, or each would pay for two thread switches and a round of the event loop."""
@@ -63,46 +66,48 @@ class TorchDistSource:
             with suppress(PeerLost):
                 await self._pushes.popleft()
 
-    def _join(self, rendezvous: Rendezvous) -> None:
-        self._thread.store, own_address = join_store(rendezvous.store_address, CONNECT_TIMEOUT_S)
-        self._thread.meet(rendezvous.group_name, SOURCE, own_address, self._device)
+    def _join(self, welcome: pb.LinkWelcome) -> None:
+        self._thread.store, own_address = join_store(welcome.store_address, CONNECT_TIMEOUT_S)
+        self._thread.meet(welcome.group_name, SOURCE, own_address, self._device)
 
 
 class TorchDistDestination:
-    def __init__(self, device: torch.device, layout: KVLayout) -> None:
+    def __init__(self, device: torch.device, host: str) -> None:
+        """host: this worker's own, where the pair meets."""
+        self.name = channel_for(device)
         self._device = device
-        self._layout = layout
+        self._host = host
         self._thread = PairThread()
-        self._group_name = secrets.token_hex(8)
 
-    async def prepare(self, host: str) -> Rendezvous:
-        store_address = await self._thread.run(partial(self._host, host))
-        self._own_address = store_address.rpartition(":")[0]
-        return Rendezvous(store_address, self._group_name)
+    async def prepare(self, welcome: pb.LinkWelcome, landing: Landing) -> None:
+        self._landing = landing
+        welcome.store_address = await self._thread.run(self._open_store)
+        welcome.group_name = self._group_name = secrets.token_hex(8)
+        self._own_address = welcome.store_address.rpartition(":")[0]
 
-    async def connect(self) -> None:
+    async def attach(self) -> None:
         meet = partial(self._thread.meet, self._group_name, DESTINATION, self._own_address, self._device)
         await self._thread.run(meet)
 
-    async def receive(self, header: PieceHeader, message: pb.Piece) -> ReceivedPayload:
+    async def receive(self, header: PieceHeader, piece: pb.Piece) -> ReceivedPayload:
         """A wrong size could not be drained, and a buffer smaller than what comes kills this process: better to lose
         the link."""
-        expected = header.area * self._layout.token_layer_bytes
-        if header.num_bytes != expected or not 0 < expected <= MAX_PIECE_BYTES:
+        expected = self._landing.codec.num_bytes(header)
+        if header.num_bytes != expected or expected <= 0:
             raise PeerLost(f"a piece announces {header.num_bytes} bytes where its range takes {expected}")
-        return await self._thread.run(partial(self._receive, header.num_bytes))
+        staged = self._landing.staging.take(expected)
+        return ReceivedPayload(staged, await self._thread.run(partial(self._receive, staged.flat)))
 
     async def close(self) -> None:
         self._thread.close()
 
-    def _host(self, host: str) -> str:
-        self._thread.store, store_address = host_store(host, CONNECT_TIMEOUT_S)
+    def _open_store(self) -> str:
+        self._thread.store, store_address = host_store(self._host, CONNECT_TIMEOUT_S)
         return store_address
 
-    def _receive(self, num_bytes: int) -> ReceivedPayload:
-        flat = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+    def _receive(self, flat: Tensor) -> int:
         self._thread.pair.receive(flat, PAYLOAD_TIMEOUT_S)
-        return ReceivedPayload(flat, checksum_of(flat.cpu()))
+        return checksum_of(flat.cpu())
 
 
 class PairThread:

@@ -1,10 +1,10 @@
 """The seam between the workers and whatever moves the bytes. One conformance suite runs over every kind.
 
     P: sender.open(destination, ticket) → transfer.send(piece)* → transfer.commit(first_token) | transfer.abort()
-    D: receiver.expect(transfer_id, ...) → on_piece(piece)* → await reception.committed() → reception.close()
+    D: receiver.expect(transfer_id, ...) → on_piece(piece, release)* → reception.committed() → reception.close()
 
-Ownership: `send` takes over the tensor it is given; `on_piece` hands over the tensor it is called with (staging memory
-that no transport touches again). Nobody remote ever writes into a KV pool.
+Ownership: `send` takes over the tensor it is given. `on_piece` lends verified staging memory, which no transport touches
+before `release`; releasing it is what lets the source send more. Nobody remote ever writes into a KV pool.
 """
 
 from __future__ import annotations
@@ -16,27 +16,61 @@ from typing import Protocol
 from torch import Tensor
 
 from common.identity import Ticket
+from common.pb import kv_transfer_pb2 as pb
+
+Release = Callable[[], None]  # from any thread, once
+OnPiece = Callable[["KVPiece", Release], None]
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One way into a decode worker."""
+
+    transport: str
+    address: str  # in the transport's own form: host:port, or a socket's name
 
 
 @dataclass(frozen=True)
 class Destination:
     """Where a decode worker receives KV, and which incarnation of it is meant."""
 
-    address: str  # host:port
     incarnation: str
-    transport: str
+    offers: tuple[Offer, ...]  # fastest first; never empty
+    protocol_version: int
+
+    def __str__(self) -> str:
+        return self.offers[0].address
+
+    def to_pb(self) -> pb.Destination:
+        first = self.offers[0]
+        return pb.Destination(
+            address=first.address,
+            incarnation=self.incarnation,
+            transport=first.transport,
+            offers=[pb.Offer(transport=offer.transport, address=offer.address) for offer in self.offers],
+            protocol_version=self.protocol_version,
+        )
+
+    @staticmethod
+    def from_pb(message: pb.Destination) -> Destination:
+        """A peer of protocol version 1 names one way only."""
+        offers = tuple(Offer(offer.transport, offer.address) for offer in message.offers)
+        first = Offer(message.transport, message.address)
+        return Destination(message.incarnation, offers or (first,), message.protocol_version or 1)
 
 
 @dataclass(frozen=True)
 class KVPiece:
     """Layers [layer_start, layer_start + data.shape[0]) of tokens [token_start, token_start + data.shape[2]).
 
-    data: contiguous [layers, 2 (K, V), tokens, num_kv_heads, head_dim] in the layout's dtype.
+    data: contiguous [layers, 2 (K, V), tokens, kv_heads, head_dim] in the layout's dtype. kv_heads are those that the
+    source holds when it is sent, those from head_start on that both sides hold when it lands.
     """
 
     layer_start: int
     token_start: int
     data: Tensor
+    head_start: int = 0  # within the destination's own heads
 
     @property
     def num_layers(self) -> int:
@@ -78,21 +112,48 @@ class TransferStats:
     bytes: int = 0
     stale_pieces: int = 0  # for an unknown, ended or replaced transfer: dropped
     pieces_rejected: dict[str, int] = field(default_factory=dict)  # by reason; stays empty in health
+    quarantined_blocks: int = 0  # pieces of staging memory given up because a peer might still write to them
 
     def as_counters(self) -> dict[str, int]:
-        """Flat, by the names that docs/architecture.md lists."""
+        """By the names that docs/architecture.md lists, as Prometheus writes a series."""
         return {
-            "kv_transfers_committed": self.transfers_committed,
-            "kv_transfers_failed": self.transfers_failed,
-            "kv_pieces": self.pieces,
-            "kv_bytes": self.bytes,
-            "kv_stale_pieces": self.stale_pieces,
-            "kv_pieces_rejected": sum(self.pieces_rejected.values()),
+            "kv_transfers_committed_total": self.transfers_committed,
+            "kv_transfers_failed_total": self.transfers_failed,
+            "kv_pieces_total": self.pieces,
+            "kv_transfer_bytes_total": self.bytes,
+            "kv_stale_pieces_total": self.stale_pieces,
+            "quarantined_blocks": self.quarantined_blocks,
+            **{f'kv_pieces_rejected_total{{reason="{why}"}}': count for why, count in self.pieces_rejected.items()},
         }
+
+
+@dataclass(frozen=True)
+class LinkSpeed:
+    """What one link did when it was made."""
+
+    bytes_per_s: float
+    round_trip_s: float
+
+
+@dataclass(frozen=True)
+class LinkReport:
+    """One link for the status page."""
+
+    peer: str  # the other end's incarnation
+    transport: str
+    speed: LinkSpeed | None  # the source measures
 
 
 class OutgoingTransfer(Protocol):
     """One attempt at one transfer, on the source. Ends with commit or abort, whichever comes first."""
+
+    @property
+    def has_room(self) -> bool:
+        """False while much is queued: produce no more until KVSender.on_room. From any thread."""
+
+    @property
+    def piece_bytes(self) -> int:
+        """The size of piece that suits the link."""
 
     def send(self, piece: KVPiece) -> None:
         """Queue a piece and return at once. Safe to call from the engine's thread. Never raises for a lost peer:
@@ -113,6 +174,9 @@ class KVSender(Protocol):
     """The source's end: pooled, long-lived links, one per destination incarnation."""
 
     stats: TransferStats
+    on_room: Callable[[], None]  # called on the event loop when a transfer has room again
+
+    def links(self) -> list[LinkReport]: ...
 
     async def open(self, destination: Destination, ticket: Ticket) -> OutgoingTransfer:
         """Connect and handshake if this destination incarnation is new, then begin a transfer.
@@ -145,11 +209,11 @@ class KVReceiver(Protocol):
     @property
     def destination(self) -> Destination: ...
 
-    def expect(
-        self, transfer_id: bytes, num_tokens: int, skip_tokens: int, on_piece: Callable[[KVPiece], None]
-    ) -> Reception:
-        """Accept pieces for this transfer. `on_piece` is called on the event loop with each verified piece, whose
-        data it may keep; a later attempt starts over and its pieces overwrite the earlier one's.
+    def links(self) -> list[LinkReport]: ...
+
+    def expect(self, transfer_id: bytes, num_tokens: int, skip_tokens: int, on_piece: OnPiece) -> Reception:
+        """Accept pieces for this transfer. `on_piece` is called on the event loop with each verified piece; a later
+        attempt starts over and its pieces overwrite the earlier one's.
 
         Raises: InvalidRequest when the id is already expected.
         """

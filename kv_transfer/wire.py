@@ -9,17 +9,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from common.identity import Ticket
-from common.kv_layout import KVLayout
+from common.identity import TRANSFER_ID_BYTES, Ticket
 from common.pb import kv_transfer_pb2 as pb
-from common.rpc import MAX_MESSAGE_BYTES
 from kv_transfer.checksum import CHECKSUM
 from kv_transfer.transport import KVPiece
 
-PROTOCOL_VERSION = 1
-MAX_PIECE_BYTES = MAX_MESSAGE_BYTES // 2  # a piece is one message; plan.py stays far below
+PROTOCOL_VERSION = 2
+OLDEST_PROTOCOL_VERSION = 1  # without proof and credit
+MAX_PIECE_BYTES = 8 * 1024 * 1024  # what a peer may announce; plan.py stays below
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+PROBE_ID = b"\xff" * TRANSFER_ID_BYTES  # measures a link; no transfer of anybody's
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class PieceHeader:
         """In token-layers, the unit of coverage."""
         return (self.layer_end - self.layer_start) * (self.token_end - self.token_start)
 
-    def to_pb(self, payload: bytes = b"") -> pb.Piece:
+    def to_pb(self) -> pb.Piece:
         return pb.Piece(
             ticket=self.ticket.to_pb(),
             layer_start=self.layer_start,
@@ -49,7 +48,6 @@ class PieceHeader:
             token_end=self.token_end,
             checksum=self.checksum,
             num_bytes=self.num_bytes,
-            payload=payload,
         )
 
     @staticmethod
@@ -81,14 +79,14 @@ class Manifest:
         return Manifest(len(ordered), sum(header.num_bytes for header in ordered), CHECKSUM.of(checksums))
 
 
-def describe(ticket: Ticket, piece: KVPiece, checksum: int) -> PieceHeader:
+def describe(ticket: Ticket, piece: KVPiece, num_bytes: int, checksum: int) -> PieceHeader:
     return PieceHeader(
         ticket,
         piece.layer_start,
         piece.layer_start + piece.num_layers,
         piece.token_start,
         piece.token_start + piece.num_tokens,
-        piece.num_bytes,
+        num_bytes,
         checksum,
     )
 
@@ -106,15 +104,3 @@ def buffer_of(flat: Tensor) -> memoryview:
 def checksum_of(flat: Tensor) -> int:
     """CHECKSUM of a CPU [num_bytes] uint8 tensor."""
     return CHECKSUM.of(buffer_of(flat))
-
-
-def to_piece(header: PieceHeader, flat: Tensor, layout: KVLayout) -> KVPiece:
-    """A verified payload ([num_bytes] uint8, on any device) as the tensor it was; shares its memory."""
-    shape = (
-        header.layer_end - header.layer_start,
-        2,
-        header.token_end - header.token_start,
-        layout.num_kv_heads,
-        layout.head_dim,
-    )
-    return KVPiece(header.layer_start, header.token_start, flat.view(_DTYPES[layout.dtype]).view(shape))

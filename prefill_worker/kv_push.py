@@ -35,9 +35,9 @@ class KVPush:
     Reading the KV copies it out of the cache, so the sequence's blocks may be freed as soon as the step ends.
     """
 
-    def __init__(self, engine: Engine, piece_bytes: int) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._piece_bytes = piece_bytes
+        engine.hold_back(self._is_held_back)
         self._pushes: dict[Sequence, Push] = {}
         self._chunks: list[_Chunk] = []
 
@@ -67,6 +67,11 @@ class KVPush:
             self.detach(token.sequence)
             self._engine.remove(token.sequence)
 
+    def _is_held_back(self, sequence: Sequence) -> bool:
+        """Prefill is no faster than its link: while much is queued there, the sequence waits with what it has."""
+        push = self._pushes.get(sequence)
+        return push is not None and not push.transfer.has_room
+
     def _send_cached(self, part: ScheduledSequence, push: Push) -> None:
         """What the prefix cache had is not computed by any step: it leaves when the rest begins."""
         if push.next_token < part.start:
@@ -80,7 +85,7 @@ class KVPush:
             sequence,
             push.transfer,
             start,
-            LayerGroups(self._engine.layout, push.next_token - start, self._piece_bytes),
+            LayerGroups(self._engine.layout, push.next_token - start, push.transfer.piece_bytes),
         )
 
     def _send_ready(self, chunk: _Chunk, layer: int) -> None:

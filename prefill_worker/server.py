@@ -13,6 +13,7 @@ from common.identity import new_incarnation
 from common.kv_layout import KVLayout
 from common.model_source import resolve_model
 from common.pb import serving_pb2_grpc as pb_grpc
+from common.transfer_config import TransferConfig
 from common.worker_server import LoadReports, StatusSource, WorkerIdentity, WorkerServer
 from engine.async_engine import AsyncEngine
 from engine.build import build_engine
@@ -22,7 +23,7 @@ from prefill_worker.kv_push import KVPush
 from prefill_worker.service import PrefillService
 from prefill_worker.worker import PrefillWorker
 
-SenderFactory = Callable[[str, KVLayout, str, torch.device], KVSender]
+SenderFactory = Callable[[TransferConfig, KVLayout, str, torch.device], KVSender]
 
 
 class PrefillServer:
@@ -42,10 +43,11 @@ class PrefillServer:
         pool = config.pool(Role.PREFILL)
         path = await asyncio.to_thread(resolve_model, config.model.source)
         loaded = await asyncio.to_thread(build_engine, config.engine(Role.PREFILL, path))
-        push = KVPush(loaded, config.transfer.piece_bytes)
+        push = KVPush(loaded)
         engine = AsyncEngine(loaded, tap=push)
         incarnation = new_incarnation()
-        sender = new_sender(config.transfer.transport, engine.layout, incarnation, engine.device)
+        sender = new_sender(config.kv_transfer(), engine.layout, incarnation, engine.device)
+        sender.on_room = engine.wake
         worker = PrefillWorker(engine, push, sender, config.transfer.timeout_s)
 
         loads = LoadReports(engine)

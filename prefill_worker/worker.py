@@ -6,7 +6,6 @@ import time
 from collections.abc import AsyncGenerator
 
 from common.identity import Ticket
-from common.pb import kv_transfer_pb2 as kv_pb
 from common.pb import serving_pb2 as pb
 from common.sampling import SamplingParams
 from engine.async_engine import AsyncEngine, Started
@@ -36,7 +35,7 @@ class PrefillWorker:
         )
         self._engine.limits.require_valid(sequence)
         ticket = Ticket.from_pb(request.ticket)
-        transfer = await self._sender.open(_destination(request.destination), ticket)
+        transfer = await self._sender.open(Destination.from_pb(request.destination), ticket)
         try:
             async with self._engine.hosting(sequence) as events:
                 self._push_and_add(sequence, Push(transfer, ticket.skip_tokens))
@@ -65,10 +64,6 @@ class PrefillWorker:
         return pb.PrefillDone(
             transfer_bytes=receipt.num_bytes, num_pieces=receipt.num_pieces, transfer_s=time.monotonic() - start_s
         )
-
-
-def _destination(message: kv_pb.Destination) -> Destination:
-    return Destination(message.address, message.incarnation, message.transport)
 
 
 def _event_pb(event: Started | SampledToken) -> pb.PrefillEvent:

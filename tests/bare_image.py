@@ -154,6 +154,7 @@ async def transfer() -> None:
 
     from common.identity import Ticket, new_incarnation, new_transfer_id
     from common.kv_layout import KVLayout
+    from common.transfer_config import TransferConfig
     from kv_transfer.checksum import CHECKSUM
     from kv_transfer.factory import make_receiver, make_sender
     from kv_transfer.loopback import LoopbackNetwork
@@ -162,13 +163,12 @@ async def transfer() -> None:
     assert CHECKSUM.name == "crc32"
     layout, cpu, network = KVLayout("tiny", 1, 2, 4, "bfloat16", "none"), torch.device("cpu"), LoopbackNetwork()
     source, destination = new_incarnation(), new_incarnation()
-    sender = make_sender("loopback", layout, source, cpu, network)
-    receiver = make_receiver("loopback", layout, destination, cpu)
-    receiver.serve_at("loopback:1")
-    network.listen(receiver)
+    sender = make_sender(TransferConfig(transport="loopback"), layout, source, cpu, network)
+    receiver = make_receiver(TransferConfig(transport="loopback"), layout, destination, cpu, network)
+    await receiver.open("loopback:1")
     ticket = Ticket(new_transfer_id(), 1, source, destination, num_tokens=5, skip_tokens=0)
     landed: list[KVPiece] = []
-    reception = receiver.expect(ticket.transfer_id, 5, 0, landed.append)
+    reception = receiver.expect(ticket.transfer_id, 5, 0, lambda piece, release: landed.append(piece))
     outgoing = await sender.open(receiver.destination, ticket)
     data = torch.randn(1, 2, 5, 2, 4).bfloat16()
     outgoing.send(KVPiece(0, 0, data))

@@ -1,6 +1,7 @@
+from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -38,67 +39,135 @@ class Ticket(_message.Message):
     def __init__(self, transfer_id: _Optional[bytes] = ..., attempt: _Optional[int] = ..., source_incarnation: _Optional[str] = ..., destination_incarnation: _Optional[str] = ..., num_tokens: _Optional[int] = ..., skip_tokens: _Optional[int] = ...) -> None: ...
 
 class Destination(_message.Message):
-    __slots__ = ("address", "incarnation", "transport")
+    __slots__ = ("address", "incarnation", "transport", "offers", "protocol_version")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    OFFERS_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     address: str
     incarnation: str
     transport: str
-    def __init__(self, address: _Optional[str] = ..., incarnation: _Optional[str] = ..., transport: _Optional[str] = ...) -> None: ...
+    offers: _containers.RepeatedCompositeFieldContainer[Offer]
+    protocol_version: int
+    def __init__(self, address: _Optional[str] = ..., incarnation: _Optional[str] = ..., transport: _Optional[str] = ..., offers: _Optional[_Iterable[_Union[Offer, _Mapping]]] = ..., protocol_version: _Optional[int] = ...) -> None: ...
+
+class Offer(_message.Message):
+    __slots__ = ("transport", "address")
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    transport: str
+    address: str
+    def __init__(self, transport: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
 class LinkRequest(_message.Message):
-    __slots__ = ("hello", "piece", "commit", "abort")
+    __slots__ = ("hello", "piece", "commit", "abort", "proof")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PIECE_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
     hello: LinkHello
     piece: Piece
     commit: Commit
     abort: AbortTransfer
-    def __init__(self, hello: _Optional[_Union[LinkHello, _Mapping]] = ..., piece: _Optional[_Union[Piece, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abort: _Optional[_Union[AbortTransfer, _Mapping]] = ...) -> None: ...
+    proof: LinkProof
+    def __init__(self, hello: _Optional[_Union[LinkHello, _Mapping]] = ..., piece: _Optional[_Union[Piece, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abort: _Optional[_Union[AbortTransfer, _Mapping]] = ..., proof: _Optional[_Union[LinkProof, _Mapping]] = ...) -> None: ...
 
 class LinkReply(_message.Message):
-    __slots__ = ("welcome", "commit_result", "ended")
+    __slots__ = ("welcome", "commit_result", "ended", "challenge", "credit", "refusal")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     COMMIT_RESULT_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
+    CHALLENGE_FIELD_NUMBER: _ClassVar[int]
+    CREDIT_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
     welcome: LinkWelcome
     commit_result: CommitResult
     ended: TransferEnded
-    def __init__(self, welcome: _Optional[_Union[LinkWelcome, _Mapping]] = ..., commit_result: _Optional[_Union[CommitResult, _Mapping]] = ..., ended: _Optional[_Union[TransferEnded, _Mapping]] = ...) -> None: ...
+    challenge: LinkChallenge
+    credit: LinkCredit
+    refusal: LinkRefusal
+    def __init__(self, welcome: _Optional[_Union[LinkWelcome, _Mapping]] = ..., commit_result: _Optional[_Union[CommitResult, _Mapping]] = ..., ended: _Optional[_Union[TransferEnded, _Mapping]] = ..., challenge: _Optional[_Union[LinkChallenge, _Mapping]] = ..., credit: _Optional[_Union[LinkCredit, _Mapping]] = ..., refusal: _Optional[_Union[LinkRefusal, _Mapping]] = ...) -> None: ...
 
 class LinkHello(_message.Message):
-    __slots__ = ("protocol_version", "source_incarnation", "destination_incarnation", "layout", "transport", "checksum")
+    __slots__ = ("protocol_version", "source_incarnation", "destination_incarnation", "layout", "transport", "checksum", "nonce", "head_start", "head_end", "wire_dtype")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SOURCE_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     DESTINATION_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    HEAD_START_FIELD_NUMBER: _ClassVar[int]
+    HEAD_END_FIELD_NUMBER: _ClassVar[int]
+    WIRE_DTYPE_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     source_incarnation: str
     destination_incarnation: str
     layout: KVLayout
     transport: str
     checksum: str
-    def __init__(self, protocol_version: _Optional[int] = ..., source_incarnation: _Optional[str] = ..., destination_incarnation: _Optional[str] = ..., layout: _Optional[_Union[KVLayout, _Mapping]] = ..., transport: _Optional[str] = ..., checksum: _Optional[str] = ...) -> None: ...
+    nonce: bytes
+    head_start: int
+    head_end: int
+    wire_dtype: str
+    def __init__(self, protocol_version: _Optional[int] = ..., source_incarnation: _Optional[str] = ..., destination_incarnation: _Optional[str] = ..., layout: _Optional[_Union[KVLayout, _Mapping]] = ..., transport: _Optional[str] = ..., checksum: _Optional[str] = ..., nonce: _Optional[bytes] = ..., head_start: _Optional[int] = ..., head_end: _Optional[int] = ..., wire_dtype: _Optional[str] = ...) -> None: ...
+
+class LinkChallenge(_message.Message):
+    __slots__ = ("nonce",)
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    nonce: bytes
+    def __init__(self, nonce: _Optional[bytes] = ...) -> None: ...
+
+class LinkProof(_message.Message):
+    __slots__ = ("proof",)
+    PROOF_FIELD_NUMBER: _ClassVar[int]
+    proof: bytes
+    def __init__(self, proof: _Optional[bytes] = ...) -> None: ...
 
 class LinkWelcome(_message.Message):
-    __slots__ = ("protocol_version", "layout", "store_address", "group_name")
+    __slots__ = ("protocol_version", "layout", "store_address", "group_name", "proof", "credit_bytes", "head_start", "head_end", "data_token", "num_connections", "nixl_metadata")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     GROUP_NAME_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
+    CREDIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HEAD_START_FIELD_NUMBER: _ClassVar[int]
+    HEAD_END_FIELD_NUMBER: _ClassVar[int]
+    DATA_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    NUM_CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
+    NIXL_METADATA_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     layout: KVLayout
     store_address: str
     group_name: str
-    def __init__(self, protocol_version: _Optional[int] = ..., layout: _Optional[_Union[KVLayout, _Mapping]] = ..., store_address: _Optional[str] = ..., group_name: _Optional[str] = ...) -> None: ...
+    proof: bytes
+    credit_bytes: int
+    head_start: int
+    head_end: int
+    data_token: bytes
+    num_connections: int
+    nixl_metadata: bytes
+    def __init__(self, protocol_version: _Optional[int] = ..., layout: _Optional[_Union[KVLayout, _Mapping]] = ..., store_address: _Optional[str] = ..., group_name: _Optional[str] = ..., proof: _Optional[bytes] = ..., credit_bytes: _Optional[int] = ..., head_start: _Optional[int] = ..., head_end: _Optional[int] = ..., data_token: _Optional[bytes] = ..., num_connections: _Optional[int] = ..., nixl_metadata: _Optional[bytes] = ...) -> None: ...
+
+class LinkCredit(_message.Message):
+    __slots__ = ("num_bytes",)
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    num_bytes: int
+    def __init__(self, num_bytes: _Optional[int] = ...) -> None: ...
+
+class LinkRefusal(_message.Message):
+    __slots__ = ("error_type", "error")
+    ERROR_TYPE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    error_type: str
+    error: str
+    def __init__(self, error_type: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
 
 class Piece(_message.Message):
-    __slots__ = ("ticket", "layer_start", "layer_end", "token_start", "token_end", "checksum", "num_bytes", "payload")
+    __slots__ = ("ticket", "layer_start", "layer_end", "token_start", "token_end", "checksum", "num_bytes", "payload", "offset")
     TICKET_FIELD_NUMBER: _ClassVar[int]
     LAYER_START_FIELD_NUMBER: _ClassVar[int]
     LAYER_END_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +176,7 @@ class Piece(_message.Message):
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
     ticket: Ticket
     layer_start: int
     layer_end: int
@@ -115,7 +185,8 @@ class Piece(_message.Message):
     checksum: int
     num_bytes: int
     payload: bytes
-    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., layer_start: _Optional[int] = ..., layer_end: _Optional[int] = ..., token_start: _Optional[int] = ..., token_end: _Optional[int] = ..., checksum: _Optional[int] = ..., num_bytes: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    offset: int
+    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., layer_start: _Optional[int] = ..., layer_end: _Optional[int] = ..., token_start: _Optional[int] = ..., token_end: _Optional[int] = ..., checksum: _Optional[int] = ..., num_bytes: _Optional[int] = ..., payload: _Optional[bytes] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class Commit(_message.Message):
     __slots__ = ("ticket", "num_pieces", "num_bytes", "checksum", "first_token")

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,11 +15,12 @@ from common.errors import ServingError
 from common.identity import Ticket, new_incarnation, new_transfer_id
 from common.kv_layout import KVLayout
 from common.rpc import bind_port, new_server
+from common.transfer_config import TransferConfig
 from gpucheck.figures import Figure, at_most, failed, plain, skipped
 from kv_transfer.factory import make_receiver, make_sender
 from kv_transfer.loopback import LoopbackNetwork
 from kv_transfer.plan import LayerGroups
-from kv_transfer.transport import KVPiece
+from kv_transfer.transport import KVPiece, Release
 
 TIMEOUT_S = 20.0
 LAYOUT = KVLayout("random", num_layers=8, num_kv_heads=8, head_dim=128, dtype="bfloat16", rope="none")
@@ -46,21 +48,26 @@ async def _transfer(
     transport: str, source: torch.device, destination: torch.device, num_tokens: int
 ) -> tuple[int, float]:
     """How many numbers arrived changed, and the seconds from the first piece to the confirmed commit."""
+    config = TransferConfig(transport=transport)
     network, source_incarnation, destination_incarnation = LoopbackNetwork(), new_incarnation(), new_incarnation()
     async with AsyncExitStack() as stack:
         server = new_server()
         stack.push_async_callback(server.stop, None)
-        receiver = make_receiver(transport, LAYOUT, destination_incarnation, destination)
+        receiver = make_receiver(config, LAYOUT, destination_incarnation, destination, network)
         stack.push_async_callback(receiver.close)
-        sender = make_sender(transport, LAYOUT, source_incarnation, source, network)
+        sender = make_sender(config, LAYOUT, source_incarnation, source, network)
         stack.push_async_callback(sender.close)
         receiver.add_to_server(server)
-        receiver.serve_at(bind_port(server, "127.0.0.1", 0))
-        network.listen(receiver)  # for the loopback, which needs no server
+        await receiver.open(bind_port(server, "127.0.0.1", 0))
         await server.start()
         ticket = Ticket(new_transfer_id(), 1, source_incarnation, destination_incarnation, num_tokens, 0)
         landed: list[KVPiece] = []
-        reception = receiver.expect(ticket.transfer_id, num_tokens, 0, landed.append)
+
+        def keep(piece: KVPiece, release: Release) -> None:
+            landed.append(replace(piece, data=piece.data.clone()))
+            release()
+
+        reception = receiver.expect(ticket.transfer_id, num_tokens, 0, keep)
         data = _noise(num_tokens, source)
         outgoing = await sender.open(receiver.destination, ticket)
         start_s = time.perf_counter()

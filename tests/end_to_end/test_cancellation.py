@@ -14,8 +14,17 @@ import torch
 
 from common.identity import Ticket
 from common.kv_layout import KVLayout
+from common.transfer_config import TransferConfig
 from kv_transfer.factory import make_sender
-from kv_transfer.transport import Destination, KVPiece, KVSender, OutgoingTransfer, TransferReceipt, TransferStats
+from kv_transfer.transport import (
+    Destination,
+    KVPiece,
+    KVSender,
+    LinkReport,
+    OutgoingTransfer,
+    TransferReceipt,
+    TransferStats,
+)
 from tests.end_to_end.local_cluster import LocalCluster, local_cluster, wait_until
 
 Client = Callable[[LocalCluster, list[int]], Awaitable[Any]]
@@ -30,9 +39,13 @@ class StuckSender:
     def __init__(self, inner: KVSender) -> None:
         self._inner = inner
         self.stats: TransferStats = inner.stats
+        self.on_room: Callable[[], None] = lambda: None
 
     async def open(self, destination: Destination, ticket: Ticket) -> OutgoingTransfer:
         return StuckTransfer(await self._inner.open(destination, ticket))
+
+    def links(self) -> list[LinkReport]:
+        return self._inner.links()
 
     async def close(self) -> None:
         await self._inner.close()
@@ -41,6 +54,14 @@ class StuckSender:
 class StuckTransfer:
     def __init__(self, inner: OutgoingTransfer) -> None:
         self._inner = inner
+
+    @property
+    def has_room(self) -> bool:
+        return self._inner.has_room
+
+    @property
+    def piece_bytes(self) -> int:
+        return self._inner.piece_bytes
 
     def send(self, piece: KVPiece) -> None:
         self._inner.send(piece)
@@ -53,8 +74,8 @@ class StuckTransfer:
         self._inner.abort()
 
 
-def stuck_sender(transport: str, layout: KVLayout, incarnation: str, device: torch.device) -> KVSender:
-    return StuckSender(make_sender(transport, layout, incarnation, device))
+def stuck_sender(config: TransferConfig, layout: KVLayout, incarnation: str, device: torch.device) -> KVSender:
+    return StuckSender(make_sender(config, layout, incarnation, device))
 
 
 async def http_stream(cluster: LocalCluster, prompt: list[int]) -> None:

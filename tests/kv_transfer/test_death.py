@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from common.errors import PeerLost
+from common.transfer_config import TransferConfig
 from kv_transfer.factory import make_sender
-from kv_transfer.transport import Destination, KVPiece
+from kv_transfer.transport import Destination, KVPiece, Offer, Release
+from kv_transfer.wire import PROTOCOL_VERSION
 from tests.kv_transfer import peer
 from tests.kv_transfer.wires import CPU, NewWire, new_layout, until
 
@@ -43,8 +45,8 @@ async def next_line(process: asyncio.subprocess.Process) -> str:
 @pytest.mark.parametrize("kind", NETWORKED)
 async def test_a_source_notices_that_its_destination_was_killed(kind: str) -> None:
     async with peer_process("receive", kind) as process:
-        destination = Destination(await next_line(process), peer.DESTINATION, kind)
-        sender = make_sender(kind, new_layout(), peer.SOURCE, CPU)
+        destination = Destination(peer.DESTINATION, (Offer(kind, await next_line(process)),), PROTOCOL_VERSION)
+        sender = make_sender(TransferConfig(transport=kind), new_layout(), peer.SOURCE, CPU)
         ticket = peer.ticket(peer.SOURCE, peer.DESTINATION)
         transfer = await sender.open(destination, ticket)
         transfer.send(peer.first_piece())
@@ -67,8 +69,13 @@ async def test_a_destination_notices_that_its_source_was_killed_and_takes_the_ne
     wire = await new_wire(kind)
     destination = wire.receiver.destination
     pieces: list[KVPiece] = []
-    reception = wire.receiver.expect(peer.TRANSFER_ID, peer.NUM_TOKENS, 0, pieces.append)
-    async with peer_process("send", kind, destination.address, destination.incarnation) as process:
+
+    def keep(piece: KVPiece, release: Release) -> None:
+        pieces.append(replace(piece, data=piece.data.clone()))
+        release()
+
+    reception = wire.receiver.expect(peer.TRANSFER_ID, peer.NUM_TOKENS, 0, keep)
+    async with peer_process("send", kind, destination.offers[0].address, destination.incarnation) as process:
         await until(lambda: len(pieces) == 1, "the first piece", timeout_s=30)
         process.kill()
         await until(lambda: wire.receiver.stats.transfers_failed == 1, "the loss noticed", NOTICED_S)

@@ -11,32 +11,50 @@ import torch
 from torch import Tensor
 
 from common.errors import PeerLost, TransferAborted
+from common.pb import kv_transfer_pb2 as pb
 from kv_transfer.grpc_stream import GrpcLinkStream
-from kv_transfer.link import Endpoint, PackedPayload, Rendezvous
+from kv_transfer.heads import HeadRange
+from kv_transfer.link import Endpoint, PackedPayload, Way
 from kv_transfer.sender import LinkSender
+from kv_transfer.stream_channel import StreamSource
 from kv_transfer.torch_dist import TorchDistSource
 from kv_transfer.torch_pair import DESTINATION, SOURCE, Pair, host_store, join_store, make_pair
 from kv_transfer.transport import KVPiece
-from tests.kv_transfer.wires import CPU, NewWire, until
+from tests.kv_transfer.wires import CPU, NewWire, Wire, until
 
 
 class SilentSource:
-    """Announces payloads and keeps them."""
+    """Announces payloads and, once told to be silent, keeps them."""
 
     def __init__(self) -> None:
         self._inner = TorchDistSource(CPU)
+        self.name = self._inner.name
+        self.is_silent = False
 
-    async def connect(self, rendezvous: Rendezvous) -> None:
-        await self._inner.connect(rendezvous)
+    async def attach(self, welcome: pb.LinkWelcome) -> None:
+        await self._inner.attach(welcome)
+
+    async def put(self, piece: pb.Piece, flat: Tensor) -> None:
+        pass
 
     async def pack(self, flat: Tensor) -> PackedPayload:
         return await self._inner.pack(flat)
 
     async def push(self, flat: Tensor) -> None:
-        pass
+        if not self.is_silent:
+            await self._inner.push(flat)
 
     async def close(self) -> None:
         await self._inner.close()
+
+
+def sender_over(payloads: SilentSource, wire: Wire) -> LinkSender:
+    endpoint = Endpoint(wire.layout, wire.source_incarnation, HeadRange(0, wire.layout.num_kv_heads))
+
+    def dial(address: str) -> StreamSource:
+        return StreamSource("torch_dist", GrpcLinkStream("torch_dist", address), payloads)
+
+    return LinkSender(endpoint, [Way("torch_dist", dial)], wire.config)
 
 
 def pair_threads() -> set[threading.Thread]:
@@ -47,14 +65,16 @@ def pair_threads() -> set[threading.Thread]:
 async def test_a_receive_that_waits_for_a_payload_is_woken_by_closing(closing_end: str, new_wire: NewWire) -> None:
     wire = await new_wire("torch_dist")
     before = pair_threads()
-    endpoint = Endpoint("torch_dist", "gloo", wire.layout, wire.source_incarnation)
-    sender = LinkSender(endpoint, GrpcLinkStream, SilentSource)
+    silent = SilentSource()
+    sender = sender_over(silent, wire)
     _, ticket = wire.expect(num_tokens=8)
     transfer = await sender.open(wire.receiver.destination, ticket)
     assert len(pair_threads() - before) == 2
+    silent.is_silent = True
+    num_probed = sender.stats.pieces
     transfer.send(KVPiece(0, 0, wire.new_data(8)))
     committing = asyncio.create_task(transfer.commit(1, timeout_s=20))
-    await until(lambda: sender.stats.pieces == 1, "the header written")
+    await until(lambda: sender.stats.pieces == num_probed + 1, "the header written")
     await (sender.close() if closing_end == "source" else wire.receiver.close())
     with pytest.raises((PeerLost, TransferAborted)):
         await committing
@@ -66,11 +86,10 @@ async def test_a_source_that_never_meets_its_pair_does_not_hold_the_destination(
     wire = await new_wire("torch_dist")
 
     class Absent(SilentSource):
-        async def connect(self, rendezvous: Rendezvous) -> None:
+        async def attach(self, welcome: pb.LinkWelcome) -> None:
             raise PeerLost("cannot reach the store")
 
-    endpoint = Endpoint("torch_dist", "gloo", wire.layout, wire.source_incarnation)
-    sender = LinkSender(endpoint, GrpcLinkStream, Absent)
+    sender = sender_over(Absent(), wire)
     _, ticket = wire.expect(num_tokens=8)
     with pytest.raises(PeerLost, match="cannot reach the store"):
         await sender.open(wire.receiver.destination, ticket)

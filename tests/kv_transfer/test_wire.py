@@ -13,8 +13,11 @@ from common.identity import Ticket
 from common.kv_layout import KVLayout
 from common.pb import kv_transfer_pb2 as pb
 from kv_transfer.assembly import Assembly, PieceRefused, Reason
+from kv_transfer.codec import PieceCodec
+from kv_transfer.heads import HeadRange
 from kv_transfer.transport import KVPiece
-from kv_transfer.wire import Manifest, PieceHeader, checksum_of, describe, flat_bytes, to_piece
+from kv_transfer.wire import Manifest, PieceHeader, checksum_of, describe, flat_bytes
+from kv_transfer.wire_dtype import WireDtype
 
 TICKET = Ticket(b"t" * 16, 1, "source", "destination", num_tokens=12, skip_tokens=4)
 LAYOUT = KVLayout("tiny", num_layers=5, num_kv_heads=2, head_dim=4, dtype="float32", rope="none")
@@ -41,8 +44,12 @@ def header(layer_start: int, layer_end: int, token_start: int, token_end: int, c
     return PieceHeader(TICKET, layer_start, layer_end, token_start, token_end, num_bytes, checksum)
 
 
+def new_assembly(ticket: Ticket = TICKET) -> Assembly:
+    return Assembly(ticket, LAYOUT.num_layers, lambda header: header.area * LAYOUT.token_layer_bytes)
+
+
 def assemble(headers: list[PieceHeader], manifest: Manifest) -> Manifest:
-    assembly = Assembly(TICKET, LAYOUT)
+    assembly = new_assembly()
     for part in headers:
         assembly.accept(part, part.num_bytes, part.checksum)
     return assembly.verify(TICKET, manifest)
@@ -94,7 +101,7 @@ def test_a_truncated_piece_is_refused(headers: list[PieceHeader], data: st.DataO
     size = data.draw(st.integers(0, 2 * part.num_bytes).filter(lambda size: size != part.num_bytes))
     for announced, received in ((part.num_bytes, size), (size, part.num_bytes), (size, size)):
         with pytest.raises(PieceRefused) as refused:
-            Assembly(TICKET, LAYOUT).accept(replace(part, num_bytes=announced), received, part.checksum)
+            new_assembly().accept(replace(part, num_bytes=announced), received, part.checksum)
         assert refused.value.reason == Reason.SIZE
 
 
@@ -115,10 +122,10 @@ def test_a_piece_that_is_stretched_over_its_neighbour_is_refused(
 def test_a_flipped_bit_is_refused(bit: int) -> None:
     piece = KVPiece(1, 4, torch.randn(1, 2, 4, 2, 4))
     flat = flat_bytes(piece.data)
-    sent = describe(TICKET, piece, checksum_of(flat))
+    sent = describe(TICKET, piece, flat.numel(), checksum_of(flat))
     flat[bit // 8] ^= 1 << bit % 8
     with pytest.raises(PieceRefused) as refused:
-        Assembly(TICKET, LAYOUT).accept(sent, flat.numel(), checksum_of(flat))
+        new_assembly().accept(sent, flat.numel(), checksum_of(flat))
     assert refused.value.reason == Reason.CHECKSUM
 
 
@@ -136,10 +143,10 @@ def test_a_flipped_bit_is_refused(bit: int) -> None:
 def test_another_identity_is_refused_in_pieces_and_commits(other: Ticket) -> None:
     part = replace(header(0, 1, 4, 5, checksum=1), ticket=other)
     with pytest.raises(PieceRefused) as refused:
-        Assembly(TICKET, LAYOUT).accept(part, part.num_bytes, 1)
+        new_assembly().accept(part, part.num_bytes, 1)
     assert refused.value.reason == Reason.IDENTITY
     with pytest.raises(PieceRefused) as refused:
-        Assembly(TICKET, LAYOUT).verify(other, Manifest.of([]))
+        new_assembly().verify(other, Manifest.of([]))
     assert refused.value.reason == Reason.IDENTITY
 
 
@@ -154,13 +161,13 @@ def test_a_commit_that_speaks_of_other_pieces_is_refused(headers: list[PieceHead
 
 def test_nothing_to_send_needs_no_piece() -> None:
     ticket = replace(TICKET, skip_tokens=12)
-    assert Assembly(ticket, LAYOUT).verify(ticket, Manifest.of([])) == Manifest.of([])
+    assert new_assembly(ticket).verify(ticket, Manifest.of([])) == Manifest.of([])
 
 
 @given(tilings())
 def test_headers_survive_the_wire(headers: list[PieceHeader]) -> None:
     for part in headers:
-        assert PieceHeader.from_pb(pb.Piece.FromString(part.to_pb(b"payload").SerializeToString())) == part
+        assert PieceHeader.from_pb(pb.Piece.FromString(part.to_pb().SerializeToString())) == part
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -168,7 +175,9 @@ def test_a_tensor_is_its_bytes_without_a_copy(dtype: str) -> None:
     layout = replace(LAYOUT, dtype=dtype)
     piece = KVPiece(2, 5, torch.randn(3, 2, 7, 2, 4).to(getattr(torch, dtype)))
     flat = flat_bytes(piece.data)
-    again = to_piece(describe(TICKET, piece, checksum_of(flat)), flat, layout)
+    all_heads = HeadRange(0, layout.num_kv_heads)
+    codec = PieceCodec(layout, all_heads, all_heads, WireDtype.SAME)
+    again = codec.decode(describe(TICKET, piece, flat.numel(), checksum_of(flat)), flat)
     assert (again.layer_start, again.token_start) == (2, 5)
     assert torch.equal(again.data, piece.data)
     assert again.data.data_ptr() == piece.data.data_ptr()

@@ -6,8 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 
 import grpc
 import pytest
@@ -18,37 +17,49 @@ from common.identity import Ticket, new_incarnation, new_transfer_id
 from common.kv_layout import KVLayout
 from common.pb import kv_transfer_pb2 as pb
 from common.rpc import new_server
-from kv_transfer.factory import make_receiver, make_sender
-from kv_transfer.grpc_stream import GrpcLinkStream
-from kv_transfer.inline import InlineSource
-from kv_transfer.link import Endpoint, LinkStream
+from common.transfer_config import TransferConfig
+from kv_transfer.factory import make_receiver, make_sender, new_way
+from kv_transfer.heads import HeadRange
+from kv_transfer.link import Endpoint, PackedPayload, SourceChannel, Way
 from kv_transfer.loopback import LoopbackNetwork
 from kv_transfer.sender import LinkSender
-from kv_transfer.torch_dist import TorchDistSource, channel_for
-from kv_transfer.transport import Destination, KVPiece, Reception
+from kv_transfer.transport import KVPiece, Reception, Release
 
 KINDS = ["loopback", "grpc", "torch_dist"]
 CPU = torch.device("cpu")
 
 # What becomes of one request on its way: itself, changed, doubled, or nothing.
 Fault = Callable[[pb.LinkRequest], list[pb.LinkRequest]]
+# What becomes of a payload, whose checksum is taken already.
+Damage = Callable[[Tensor], Tensor]
 
 
 def new_layout(dtype: str = "float32", num_layers: int = 4) -> KVLayout:
     return KVLayout("tiny", num_layers=num_layers, num_kv_heads=2, head_dim=8, dtype=dtype, rope="none")
 
 
-class FaultyStream:
-    def __init__(self, inner: LinkStream, fault: Fault) -> None:
+class FaultyChannel:
+    def __init__(self, inner: SourceChannel, fault: Fault, damage: Damage) -> None:
         self._inner = inner
         self._fault = fault
+        self._damage = damage
 
-    async def write(self, request: pb.LinkRequest) -> None:
+    @property
+    def wire_name(self) -> str:
+        return self._inner.wire_name
+
+    async def pack(self, flat: Tensor) -> PackedPayload:
+        return await self._inner.pack(flat)
+
+    async def write(self, request: pb.LinkRequest, payload: Tensor | None = None) -> None:
         for passed in self._fault(request):
-            await self._inner.write(passed)
+            await self._inner.write(passed, payload if payload is None else self._damage(payload))
 
     async def read(self) -> pb.LinkReply:
         return await self._inner.read()
+
+    async def attach(self, welcome: pb.LinkWelcome) -> None:
+        await self._inner.attach(welcome)
 
     async def close(self) -> None:
         await self._inner.close()
@@ -63,8 +74,9 @@ class Landing:
     reception: Reception = field(init=False)
     pieces: list[KVPiece] = field(default_factory=list)
 
-    def on_piece(self, piece: KVPiece) -> None:
-        self.pieces.append(piece)
+    def on_piece(self, piece: KVPiece, release: Release) -> None:
+        self.pieces.append(replace(piece, data=piece.data.clone()))
+        release()
 
     @property
     def data(self) -> Tensor:
@@ -85,21 +97,21 @@ class Wire:
         self.layout = layout
         self.network = LoopbackNetwork()
         self.source_incarnation = new_incarnation()
-        self.sender = make_sender(kind, layout, self.source_incarnation, CPU, self.network)
-        self.receiver = make_receiver(kind, layout, new_incarnation(), CPU)
+        self.config = TransferConfig(transport=kind)
+        self.sender = make_sender(self.config, layout, self.source_incarnation, CPU, self.network)
+        self.receiver = make_receiver(self.config, layout, new_incarnation(), CPU, self.network)
         self._server: grpc.aio.Server | None = None
         self._senders = [self.sender]
         self._receivers = [self.receiver]
 
     async def start(self, address: str = "127.0.0.1:0") -> None:
         if self.kind == "loopback":
-            self.receiver.serve_at("loopback:1")
-            self.network.listen(self.receiver)
+            await self.receiver.open("loopback:1")
             return
         self._server = new_server()
         self.receiver.add_to_server(self._server)
         port = self._server.add_insecure_port(address)
-        self.receiver.serve_at(f"127.0.0.1:{port}")
+        await self.receiver.open(f"127.0.0.1:{port}")
         await self._server.start()
 
     async def cut(self) -> None:
@@ -109,31 +121,35 @@ class Wire:
                 task.cancel()
                 await asyncio.wait([task])
             return
-        address = self.receiver.destination.address
+        address = self.receiver.destination.offers[0].address
         await self._server.stop(grace=None)
-        await self.start(address)
+        self._server = new_server()
+        self.receiver.add_to_server(self._server)
+        assert self._server.add_insecure_port(address)
+        await self._server.start()
 
     async def replace_receiver(self) -> None:
         """The destination's process dies, and another one takes its address."""
-        address = self.receiver.destination.address
+        address = self.receiver.destination.offers[0].address
         if self._server is not None:
             await self._server.stop(grace=None)
         await self.receiver.close()
-        self.receiver = make_receiver(self.kind, self.layout, new_incarnation(), CPU)
+        self.receiver = make_receiver(self.config, self.layout, new_incarnation(), CPU, self.network)
         self._receivers.append(self.receiver)
         await self.start(address)
 
-    def new_sender(self, layout: KVLayout | None = None, fault: Fault = lambda request: [request]) -> LinkSender:
-        """Another source process; its frames pass through `fault`."""
-        channel = channel_for(CPU) if self.kind == "torch_dist" else "inline"
-        endpoint = Endpoint(self.kind, channel, layout or self.layout, self.source_incarnation)
-        dial = self.network.dial if self.kind == "loopback" else GrpcLinkStream
-        new_payloads = partial(TorchDistSource, CPU) if self.kind == "torch_dist" else InlineSource
-
-        def dial_through_fault(destination: Destination) -> LinkStream:
-            return FaultyStream(dial(destination), fault)
-
-        sender = LinkSender(endpoint, dial_through_fault, new_payloads)
+    def new_sender(
+        self,
+        layout: KVLayout | None = None,
+        fault: Fault = lambda request: [request],
+        damage: Damage = lambda payload: payload,
+    ) -> LinkSender:
+        """Another source process; its frames pass through `fault`, its payloads through `damage`."""
+        layout = layout or self.layout
+        endpoint = Endpoint(layout, self.source_incarnation, HeadRange(0, layout.num_kv_heads))
+        dial = new_way(self.kind, CPU, self.network).dial
+        way = Way(self.kind, lambda address: FaultyChannel(dial(address), fault, damage))
+        sender = LinkSender(endpoint, [way], self.config)
         self._senders.append(sender)
         return sender
 

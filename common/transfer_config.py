@@ -1,0 +1,19 @@
+"""What KV transfer is told at start. Plain dataclasses: it runs where pydantic is not installed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class TransferConfig:
+    transport: str = "auto"  # "auto" or one of kv_transfer/factory.py's
+    piece_bytes: int | None = None  # aim; None: by the link's speed
+    window_bytes: int = 64 * MIB  # staging memory for each source, on the destination
+    max_links: int = 64  # sources at one destination
+    connect_timeout_s: float = 10.0  # dial, handshake and measurement
+    stall_timeout_s: float = 30.0  # a destination that makes no room for so long is lost
+    wire_dtype: str = "same"  # "same", "int8", "fp8": how KV is written on the wire
+    secret: bytes = b""  # the cluster's; empty: anybody who reaches the port may connect
