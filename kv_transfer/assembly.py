@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from enum import StrEnum
 
 from common.errors import CorruptPiece
 from common.identity import Ticket
 from common.kv_layout import KVLayout
+from kv_transfer.coverage import Box, Coverage
 from kv_transfer.wire import Manifest, PieceHeader
 
 
@@ -41,7 +41,9 @@ class Assembly:
         self.ticket = ticket
         self._layout = layout
         self._headers: list[PieceHeader] = []
-        self._covered: list[list[tuple[int, int]]] = [[] for _ in range(layout.num_layers)]  # token ranges, sorted
+        self._coverage = Coverage(
+            Box(0, layout.num_layers, ticket.skip_tokens, ticket.num_tokens, 0, layout.num_kv_heads)
+        )
 
     def accept(self, header: PieceHeader, num_bytes: int, checksum: int) -> None:
         """Take in a piece whose payload, as received, has this size and checksum.
@@ -51,7 +53,8 @@ class Assembly:
         self._require_identity(header.ticket)
         self._require_range(header)
         self._require_payload(header, num_bytes, checksum)
-        self._cover(header)
+        if not self._coverage.claim(self._box(header)):
+            raise PieceRefused(Reason.OVERLAP, f"{_where(header)} overlaps a piece that is already in")
         self._headers.append(header)
 
     def verify(self, ticket: Ticket, manifest: Manifest) -> Manifest:
@@ -60,10 +63,9 @@ class Assembly:
         Raises: PieceRefused.
         """
         self._require_identity(ticket)
-        expected = self._layout.num_layers * (self.ticket.num_tokens - self.ticket.skip_tokens)
-        covered = sum(header.area for header in self._headers)
-        if covered != expected:  # pieces are in range and never overlap, so equal area is full coverage
-            raise PieceRefused(Reason.INCOMPLETE, f"{covered} of {expected} token-layers arrived before the commit")
+        if not self._coverage.is_complete:
+            volumes = f"{self._coverage.covered} of {self._coverage.bounds.volume}"
+            raise PieceRefused(Reason.INCOMPLETE, f"{volumes} layers × tokens × heads arrived before the commit")
         received = Manifest.of(self._headers)
         if received != manifest:
             raise PieceRefused(Reason.MANIFEST, f"the commit names {manifest}, received were {received}")
@@ -74,9 +76,7 @@ class Assembly:
             raise PieceRefused(Reason.IDENTITY, f"expected {self.ticket}, not {ticket}")
 
     def _require_range(self, header: PieceHeader) -> None:
-        has_layers = 0 <= header.layer_start < header.layer_end <= self._layout.num_layers
-        has_tokens = self.ticket.skip_tokens <= header.token_start < header.token_end <= self.ticket.num_tokens
-        if not (has_layers and has_tokens):
+        if not self._coverage.bounds.holds(self._box(header)):
             raise PieceRefused(
                 Reason.RANGE,
                 f"{_where(header)} is not within layers [0, {self._layout.num_layers}) "
@@ -94,17 +94,10 @@ class Assembly:
                 Reason.CHECKSUM, f"{_where(header)} was sent with checksum {header.checksum:016x}, got {checksum:016x}"
             )
 
-    def _cover(self, header: PieceHeader) -> None:
-        span = (header.token_start, header.token_end)
-        layers = self._covered[header.layer_start : header.layer_end]
-        places = [bisect_left(ranges, span) for ranges in layers]
-        for ranges, place in zip(layers, places, strict=True):
-            runs_into_next = place < len(ranges) and ranges[place][0] < header.token_end
-            runs_into_previous = place > 0 and ranges[place - 1][1] > header.token_start
-            if runs_into_next or runs_into_previous:
-                raise PieceRefused(Reason.OVERLAP, f"{_where(header)} overlaps a piece that is already in")
-        for ranges, place in zip(layers, places, strict=True):
-            ranges.insert(place, span)
+    def _box(self, header: PieceHeader) -> Box:
+        """A piece holds all KV heads."""
+        layers, tokens = (header.layer_start, header.layer_end), (header.token_start, header.token_end)
+        return Box(*layers, *tokens, 0, self._layout.num_kv_heads)
 
 
 def _where(header: PieceHeader) -> str:
