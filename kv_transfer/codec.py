@@ -26,13 +26,6 @@ class PieceCodec:
     own_heads: HeadRange
     wire_dtype: WireDtype
 
-    @property
-    def num_heads(self) -> int:
-        return self.heads.end - self.heads.start
-
-    def overlaps(self, other: PieceCodec) -> bool:
-        return self.heads.start < other.heads.end and other.heads.start < self.heads.end
-
     def num_bytes(self, header: PieceHeader) -> int:
         """What the header's range takes on the wire."""
         return self._encoding.num_bytes(self._shape(header), self._dtype)
@@ -40,11 +33,11 @@ class PieceCodec:
     def decode(self, header: PieceHeader, flat: Tensor) -> KVPiece:
         """A verified payload ([num_bytes] uint8, on any device) as the tensor it was; shares its memory if it can."""
         data = self._encoding.decode(flat, self._shape(header), self._dtype)
-        return KVPiece(header.layer_start, header.token_start, data, self.heads.start - self.own_heads.start)
+        return KVPiece(header.layer_start, header.token_start, data, self.heads.within(self.own_heads).start)
 
     def _shape(self, header: PieceHeader) -> tuple[int, int, int, int, int]:
         layers, tokens = header.layer_end - header.layer_start, header.token_end - header.token_start
-        return (layers, 2, tokens, self.num_heads, self.layout.head_dim)
+        return (layers, 2, tokens, len(self.heads), self.layout.head_dim)
 
     @cached_property
     def _encoding(self) -> Encoding:

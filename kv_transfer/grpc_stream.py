@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, cast
 
@@ -83,7 +83,7 @@ class GrpcListener:
         """Its links end with the receiver's, its port with the server."""
 
     async def serve(
-        self, requests: AsyncIterator[pb.LinkRequest], write: Callable[[pb.LinkReply], Awaitable[None]]
+        self, requests: AsyncIterable[pb.LinkRequest], write: Callable[[pb.LinkReply], Awaitable[None]]
     ) -> None:
         if self._serve is None:
             raise PeerLost("this worker is still starting")
@@ -106,10 +106,8 @@ class _LinkService(KVTransferServicer):
             transport = metadata.get(TRANSPORT_KEY, next(iter(self._listeners), ""))
             if transport not in self._listeners:
                 mine = sorted(self._listeners)
-                raise IncompatiblePeer(
-                    f"transports differ: this side receives over {mine}, the source has {transport!r}"
-                )
-            await self._listeners[transport].serve(aiter(request_iterator), context.write)
+                raise IncompatiblePeer(f"transports differ: this side has {mine}, the source {transport!r}")
+            await self._listeners[transport].serve(request_iterator, context.write)
 
 
 @contextmanager

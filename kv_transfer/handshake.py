@@ -36,13 +36,8 @@ class Agreement:
     version: int
     source_heads: HeadRange
     destination_heads: HeadRange
+    heads: HeadRange  # those that both hold; every piece on the link has exactly these
     credit_bytes: int | None  # None: a peer of version 1 gives and takes none
-
-    @property
-    def heads(self) -> HeadRange:
-        """Those that both hold; every piece on the link has exactly these."""
-        mine, theirs = self.source_heads, self.destination_heads
-        return HeadRange(max(mine.start, theirs.start), min(mine.end, theirs.end))
 
 
 async def greet(channel: SourceChannel, endpoint: Endpoint, destination: Destination) -> Agreement:
@@ -140,20 +135,21 @@ def _proof(secret: bytes, role: bytes, nonces: bytes, hello: pb.LinkHello) -> by
 
 def _agree(hello: pb.LinkHello, destination_heads: HeadRange, layout: KVLayout, credit_bytes: int) -> Agreement:
     version = min(hello.protocol_version, PROTOCOL_VERSION)
-    agreement = Agreement(
+    source_heads = _heads(hello.head_start, hello.head_end, layout)
+    shared = source_heads.overlap(destination_heads)
+    if shared is None:
+        raise IncompatiblePeer(
+            f"no KV head is on both sides: the source holds {source_heads}, the destination {destination_heads}"
+        )
+    return Agreement(
         hello.source_incarnation,
         hello.destination_incarnation,
         version,
-        _heads(hello.head_start, hello.head_end, layout),
+        source_heads,
         destination_heads,
+        shared,
         credit_bytes if version >= 2 else None,
     )
-    if agreement.heads.start >= agreement.heads.end:
-        raise IncompatiblePeer(
-            f"no KV head is on both sides: the source holds {agreement.source_heads}, the destination "
-            f"{agreement.destination_heads}"
-        )
-    return agreement
 
 
 def _heads(start: int, end: int, layout: KVLayout) -> HeadRange:

@@ -24,6 +24,7 @@ from common.pb import kv_transfer_pb2 as pb
 from kv_transfer.credit import Backlog, Credit
 from kv_transfer.frame_queue import FrameQueue
 from kv_transfer.handshake import Agreement
+from kv_transfer.heads import take_heads
 from kv_transfer.link import Endpoint, SourceChannel
 from kv_transfer.plan import suitable_piece_bytes
 from kv_transfer.staging import staged_bytes
@@ -165,9 +166,7 @@ class SourceLink:
 
     def shared_heads(self, data: Tensor) -> Tensor:
         """The heads of [layers, 2, tokens, source's heads, head_dim] that the destination holds too; contiguous."""
-        first = self.agreement.source_heads.start
-        shared = self.agreement.heads
-        return data[:, :, :, shared.start - first : shared.end - first].contiguous()
+        return take_heads(data, self.agreement.source_heads, self.agreement.heads)
 
     async def close(self) -> None:
         """End every transfer with TransferAborted, then the link. Safe to call twice."""

@@ -29,8 +29,7 @@ async def measure(link: SourceLink, layout: KVLayout) -> LinkSpeed:
     """Takes a few tens of milliseconds, more over slow links. Raises: PeerLost, TransferTimeout."""
     attempts = itertools.count(1)
     num_tokens = max(1, _PIECE_BYTES // layout.token_layer_bytes)
-    heads = link.agreement.source_heads.end - link.agreement.source_heads.start
-    data = torch.ones(1, 2, num_tokens, heads, layout.head_dim, dtype=DTYPES[layout.dtype])
+    data = torch.ones(1, 2, num_tokens, len(link.agreement.source_heads), layout.head_dim, dtype=DTYPES[layout.dtype])
 
     async def timed(num_pieces: int) -> float:
         ticket = Ticket(

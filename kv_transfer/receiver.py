@@ -77,8 +77,8 @@ class LinkReceiver:
 
         ticket(1, "any")  # refuses a malformed id or token range now, not at the first piece
         forget = partial(self._expected.pop, transfer_id, None)
-        own = self._endpoint.heads
-        reception = self._expected[transfer_id] = ExpectedTransfer(ticket, own.end - own.start, on_piece, forget)
+        num_heads = len(self._endpoint.heads)
+        reception = self._expected[transfer_id] = ExpectedTransfer(ticket, num_heads, on_piece, forget)
         return reception
 
     async def close(self) -> None:

@@ -127,7 +127,7 @@ class ExpectedTransfer:
         for part in self._parts:
             if part.codec is link:
                 return part
-        if any(part.codec.overlaps(link) for part in self._parts):
+        if any(part.codec.heads.overlap(link.heads) for part in self._parts):
             return None  # another link brings these heads
         expected = self._expected(ticket.attempt, ticket.source_incarnation)
         part = _Part(link, Assembly(expected, link.layout.num_layers, link.num_bytes))
@@ -139,7 +139,7 @@ class ExpectedTransfer:
 
     def _settle_if_complete(self, ticket: Ticket, first_token: int) -> None:
         received = [part.received for part in self._parts if part.received is not None]
-        num_heads = sum(part.codec.num_heads for part in self._parts if part.received is not None)
+        num_heads = sum(len(part.codec.heads) for part in self._parts if part.received is not None)
         if num_heads == self._num_heads:  # parts never overlap
             receipt = TransferReceipt(
                 sum(manifest.num_pieces for manifest in received), sum(manifest.num_bytes for manifest in received)

@@ -1,10 +1,10 @@
 """The seam between the workers and whatever moves the bytes. One conformance suite runs over every kind.
 
     P: sender.open(destination, ticket) → transfer.send(piece)* → transfer.commit(first_token) | transfer.abort()
-    D: receiver.expect(transfer_id, ...) → on_piece(piece, release)* → reception.committed() → reception.close()
+    D: receiver.expect(transfer_id, ...) → on_piece(piece, release)* → await reception.committed() → close()
 
-Ownership: `send` takes over the tensor it is given. `on_piece` lends verified staging memory, which no transport touches
-before `release`; releasing it is what lets the source send more. Nobody remote ever writes into a KV pool.
+Ownership: `send` takes over the tensor it is given. `on_piece` lends verified staging memory that no transport touches
+before `release`, and what is released the source may send more of. Nobody remote ever writes into a KV pool.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ half of a code's precision to save 1.5 % at head_dim 128; so 132 bytes stand for
 How far a decoded value y may be from x, before y is rounded to the piece's dtype:
 
     int8      amax / 254
-    fp8       |x| / 16, but not below amax / 448 / 1024 (the step of e4m3's subnormals)
+    fp8       |x| / 16, but not below amax / 448 / 1024 (half the step of e4m3's subnormals)
     both      may add 1e-4 of that for float32's own rounding, and never promise less than 2**-127
 
 A zero vector comes back as zeros. A vector with a NaN or an infinity comes back as NaN throughout, never as numbers.
@@ -31,7 +31,7 @@ from torch import Tensor
 
 SCALE_BYTES = 4
 
-# Values that are encoded or decoded at a time: their float32 copies stay in a CPU's cache: twice as fast.
+# Values that are encoded or decoded at a time: their float32 copies stay in a CPU's cache; encoding is twice as fast.
 _CHUNK_VALUES = 512 * 1024
 _SMALLEST_SCALE = torch.finfo(torch.float32).tiny  # its reciprocal is finite; 0 stands for whatever is smaller
 
@@ -116,8 +116,8 @@ class Scaled:
 
 def _sections(flat: Tensor, num_vectors: int, head_dim: int) -> tuple[Tensor, Tensor]:
     """Scales [num_vectors, 4] and codes [num_vectors, head_dim], both uint8 in the memory of `flat`."""
-    scales, codes = flat.tensor_split([SCALE_BYTES * num_vectors])
-    return scales.view(num_vectors, SCALE_BYTES), codes.view(num_vectors, head_dim)
+    codes_start = SCALE_BYTES * num_vectors
+    return flat[:codes_start].view(num_vectors, SCALE_BYTES), flat[codes_start:].view(num_vectors, head_dim)
 
 
 def _chunks(num_vectors: int, head_dim: int) -> list[slice]:
