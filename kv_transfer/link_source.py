@@ -26,7 +26,7 @@ from kv_transfer.frame_queue import FrameQueue
 from kv_transfer.handshake import Agreement
 from kv_transfer.heads import take_heads
 from kv_transfer.link import Endpoint, SourceChannel
-from kv_transfer.plan import suitable_piece_bytes
+from kv_transfer.plan import MAX_AIM_BYTES, suitable_piece_bytes
 from kv_transfer.staging import staged_bytes
 from kv_transfer.transport import KVPiece, LinkSpeed, TransferReceipt, TransferStats
 from kv_transfer.wire import MAX_PIECE_BYTES, Manifest, PieceHeader, describe, flat_bytes
@@ -50,6 +50,7 @@ class LinkContext:
     on_room: Callable[[], None]
     stall_timeout_s: float
     piece_bytes: int | None  # None: by the link's speed
+    max_piece_bytes: int | None
 
 
 class LinkedTransfer:
@@ -145,7 +146,9 @@ class SourceLink:
 
     @property
     def piece_bytes(self) -> int:
-        return self._context.piece_bytes or suitable_piece_bytes(self.speed)
+        if self._context.piece_bytes is not None:
+            return self._context.piece_bytes
+        return min(suitable_piece_bytes(self.speed), self._context.max_piece_bytes or MAX_AIM_BYTES)
 
     def begin(self, ticket: Ticket, stats: TransferStats | None = None) -> LinkedTransfer:
         """stats: what counts it, by default the sender's.

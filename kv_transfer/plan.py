@@ -4,7 +4,7 @@ Small pieces waste time on messages, large ones wait for layers that are still t
 
     layers      0   1   2   3   4   5   6         a chunk of few tokens: three layers reach `piece_bytes`
     groups     [0 .. 2]    [3 .. 5]    [6]        pieces leave after layers 2, 5 and 6
-    tokens     one layer of a long chunk exceeds MAX_PLANNED_BYTES: each group is cut into equal token ranges
+    tokens     one layer of a long chunk is more than twice as large: it is cut into equal token ranges
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from kv_transfer.transport import LinkSpeed
 
 # Bounds the time that hashing or copying one piece can hold an event loop: about a millisecond.
 MAX_PLANNED_BYTES = 4 * 1024 * 1024
+MAX_AIM_BYTES = MAX_PLANNED_BYTES // 2
 MIN_PIECE_BYTES = 128 * 1024
 DEFAULT_PIECE_BYTES = 256 * 1024  # on a link that nobody has measured
 
@@ -28,7 +29,7 @@ def suitable_piece_bytes(speed: LinkSpeed | None) -> int:
     if speed is None:
         return DEFAULT_PIECE_BYTES
     cost_in_bytes = speed.bytes_per_s * speed.round_trip_s / 2
-    return min(max(MIN_PIECE_BYTES, int(4 * cost_in_bytes)), MAX_PLANNED_BYTES)
+    return min(max(MIN_PIECE_BYTES, int(4 * cost_in_bytes)), MAX_AIM_BYTES)
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,8 @@ class PieceRange:
 
 @dataclass(frozen=True)
 class LayerGroups:
-    """The cut of one chunk of `num_tokens` tokens. A piece has at least `piece_bytes` where the chunk has enough
-    layers left, and at most MAX_PLANNED_BYTES unless a single token of a single layer is larger."""
+    """The cut of one chunk of `num_tokens` tokens. A piece has at least `piece_bytes` (at most MAX_AIM_BYTES) where the
+    chunk has enough layers left, and at most twice as many unless a single token of a single layer is larger."""
 
     layout: KVLayout
     num_tokens: int
@@ -60,15 +61,18 @@ class LayerGroups:
         return [PieceRange(layer_start, layer_end, start, end) for start, end in self._token_ranges]
 
     @property
+    def _aim(self) -> int:
+        return min(self.piece_bytes, MAX_AIM_BYTES)
+
+    @property
     def _layers_per_group(self) -> int:
-        aim = min(self.piece_bytes, MAX_PLANNED_BYTES // 2)  # a group overshoots its aim by less than one layer
-        wanted = ceil(aim / max(1, self.num_tokens * self.layout.token_layer_bytes))
+        wanted = ceil(self._aim / max(1, self.num_tokens * self.layout.token_layer_bytes))
         return min(max(1, wanted), self.layout.num_layers)
 
     @property
     def _token_ranges(self) -> list[tuple[int, int]]:
         token_bytes = self._layers_per_group * self.layout.token_layer_bytes
-        max_tokens = max(1, MAX_PLANNED_BYTES // token_bytes)
+        max_tokens = max(1, 2 * self._aim // token_bytes)  # a group of several layers overshoots by less than one
         num_ranges = ceil(self.num_tokens / max_tokens)
         edges = [self.num_tokens * index // num_ranges for index in range(num_ranges + 1)]
         return list(pairwise(edges))

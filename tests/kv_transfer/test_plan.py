@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.kv_layout import KVLayout
-from kv_transfer.plan import MAX_PLANNED_BYTES, LayerGroups, PieceRange
+from kv_transfer.plan import MAX_AIM_BYTES, LayerGroups, PieceRange
 
 layouts = st.builds(
     KVLayout,
@@ -48,18 +48,19 @@ def test_the_pieces_of_a_chunk_tile_it_and_leave_with_their_last_layer(plan: Lay
 
 @given(groups)
 def test_a_piece_reaches_the_aim_unless_the_layers_run_out(plan: LayerGroups) -> None:
-    aim = min(plan.piece_bytes, MAX_PLANNED_BYTES // 2)
+    aim = min(plan.piece_bytes, MAX_AIM_BYTES)
     for pieces in by_layer(plan):
         if pieces and pieces[0].layer_end < plan.layout.num_layers:
             assert sum(num_bytes(plan, piece) for piece in pieces) >= aim
-            assert len(pieces) == 1 or min(num_bytes(plan, piece) for piece in pieces) >= MAX_PLANNED_BYTES // 4
+            assert len(pieces) == 1 or min(num_bytes(plan, piece) for piece in pieces) >= aim // 2
 
 
 @given(groups)
 def test_no_piece_exceeds_the_bound_and_no_group_waits_longer_than_it_must(plan: LayerGroups) -> None:
     for pieces in by_layer(plan):
         for piece in pieces:
-            assert num_bytes(plan, piece) <= MAX_PLANNED_BYTES
+            is_one_cell = piece.token_end - piece.token_start == piece.layer_end - piece.layer_start == 1
+            assert num_bytes(plan, piece) <= 2 * min(plan.piece_bytes, MAX_AIM_BYTES) or is_one_cell
             layers = piece.layer_end - piece.layer_start
             one_less = (layers - 1) * plan.num_tokens * plan.layout.token_layer_bytes
             assert layers == 1 or one_less < plan.piece_bytes
@@ -67,9 +68,13 @@ def test_no_piece_exceeds_the_bound_and_no_group_waits_longer_than_it_must(plan:
 
 def test_a_long_chunk_goes_layer_by_layer_and_a_short_one_in_groups() -> None:
     layout = KVLayout("llama", num_layers=7, num_kv_heads=8, head_dim=128, dtype="bfloat16", rope="any")
-    long = LayerGroups(layout, num_tokens=1024, piece_bytes=256 * 1024)
+    long = LayerGroups(layout, num_tokens=1024, piece_bytes=MAX_AIM_BYTES)
     short = LayerGroups(layout, num_tokens=22, piece_bytes=256 * 1024)
     assert by_layer(long) == [[PieceRange(layer, layer + 1, 0, 1024)] for layer in range(7)]
+    smaller = LayerGroups(layout, num_tokens=1024, piece_bytes=1024 * 1024)
+    assert by_layer(smaller) == [
+        [PieceRange(layer, layer + 1, 0, 512), PieceRange(layer, layer + 1, 512, 1024)] for layer in range(7)
+    ]
     assert by_layer(short) == [
         [],
         [],
