@@ -8,6 +8,7 @@ from torch import Tensor
 
 from common.pb import kv_transfer_pb2 as pb
 from kv_transfer.link import Landing, PackedPayload, ReceivedPayload
+from kv_transfer.side_stream import copy_to_host
 from kv_transfer.wire import PieceHeader, buffer_of, checksum_of
 
 
@@ -55,5 +56,5 @@ class InlineDestination:
 async def pack_on_host(flat: Tensor) -> PackedPayload:
     """For every channel that moves host memory."""
     if flat.is_cuda:
-        flat = await asyncio.to_thread(flat.cpu)
+        flat = await asyncio.to_thread(copy_to_host, flat)
     return PackedPayload(flat, checksum_of(flat))

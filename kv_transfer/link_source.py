@@ -27,6 +27,7 @@ from kv_transfer.handshake import Agreement
 from kv_transfer.heads import take_heads
 from kv_transfer.link import Endpoint, SourceChannel
 from kv_transfer.plan import MAX_AIM_BYTES, suitable_piece_bytes
+from kv_transfer.side_stream import side_stream
 from kv_transfer.staging import staged_bytes
 from kv_transfer.transport import KVPiece, LinkSpeed, TransferReceipt, TransferStats
 from kv_transfer.wire import MAX_PIECE_BYTES, Manifest, PieceHeader, describe, flat_bytes
@@ -231,7 +232,11 @@ class SourceLink:
     async def _encode(self, data: Tensor) -> Tensor:
         if self._context.endpoint.wire_dtype is WireDtype.SAME:
             return flat_bytes(data)
-        return await asyncio.to_thread(self._encoding.encode, data)
+        return await asyncio.to_thread(self._encode_now, data)
+
+    def _encode_now(self, data: Tensor) -> Tensor:
+        with side_stream(data):
+            return self._encoding.encode(data)
 
     async def _read_replies(self) -> None:
         while True:

@@ -21,6 +21,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from common.errors import PeerLost
 from common.pb import kv_transfer_pb2 as pb
 from kv_transfer.link import Landing, PackedPayload, ReceivedPayload
+from kv_transfer.side_stream import copy_to_host
 from kv_transfer.torch_pair import DESTINATION, SOURCE, Pair, host_store, join_store, make_pair
 from kv_transfer.wire import PieceHeader, checksum_of
 
@@ -46,7 +47,7 @@ class TorchDistSource:
         await self._thread.run(partial(self._join, welcome))
 
     async def pack(self, flat: Tensor) -> PackedPayload:
-        on_cpu = await self._thread.run(flat.cpu) if flat.is_cuda else flat
+        on_cpu = await asyncio.to_thread(copy_to_host, flat) if flat.is_cuda else flat
         return PackedPayload(flat, checksum_of(on_cpu))
 
     async def put(self, piece: pb.Piece, flat: Tensor) -> None:
