@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "cluster": {"common", "engine", "kv_transfer", "prefill_worker", "decode_worker", "router"},
 }
 COMPUTE_LIBRARIES = {"torch", "numpy", "safetensors", "transformers", "grpc", "google"}
-LOADED_ON_DEMAND = {"gguf", "flash_attn", "triton", "xxhash"}  # by modules that are themselves imported when needed
+LOADED_ON_DEMAND = {"gguf", "flash_attn", "triton", "xxhash", "nixl"}  # not before they are needed
 
 
 @dataclass(frozen=True)
