@@ -66,7 +66,7 @@ class PoolSection(Section):
 
 
 class TransferSection(Section):
-    transport: Literal["auto", "grpc", "torch_dist"] = "auto"
+    transport: Literal["auto", "grpc", "torch_dist", "nixl"] = "auto"
     piece_bytes: Annotated[int, Field(ge=1024)] | None = None  # aim; default: by what the link does
     wire_dtype: Literal["same", "int8", "fp8"] = "same"  # lossy ones halve the bytes, for links slower than memory
     window_mib: Annotated[int, Field(ge=16)] = 64  # decode worker's staging memory for each prefill worker

@@ -32,14 +32,17 @@ from kv_transfer.heads import HeadRange
 from kv_transfer.inline import InlineDestination, InlineSource
 from kv_transfer.link import Endpoint, Listener, SourceChannel, Way
 from kv_transfer.loopback import LoopbackListener, LoopbackNetwork
+from kv_transfer.nixl_agent import require_nixl
+from kv_transfer.nixl_channel import NixlDestination, NixlSource
 from kv_transfer.receiver import LinkReceiver
 from kv_transfer.sender import LinkSender
 from kv_transfer.stream_channel import StreamSource
 from kv_transfer.torch_dist import TorchDistDestination, TorchDistSource
+from kv_transfer.transport import TransferStats
 from kv_transfer.wire_dtype import WireDtype
 
 MAX_MESSAGE_AIM = 256 * 1024  # gRPC moves larger messages no faster, and those of 1 MB at half the speed
-TRANSPORTS = ("grpc", "torch_dist", "loopback")
+TRANSPORTS = ("grpc", "torch_dist", "nixl", "loopback")
 
 
 def make_sender(
@@ -53,8 +56,9 @@ def make_sender(
 
     Raises: ConfigError for an unknown transport.
     """
-    endpoint = _endpoint(config, layout, incarnation)
-    return LinkSender(endpoint, [new_way(name, device, network) for name in _chosen(config, device)], config)
+    stats = TransferStats()
+    ways = [new_way(name, device, stats, network) for name in _chosen(config, device)]
+    return LinkSender(_endpoint(config, layout, incarnation), ways, config, stats)
 
 
 def make_receiver(
@@ -70,30 +74,41 @@ def make_receiver(
     """
     chosen = _chosen(config, device)
     staging = device if chosen == ["torch_dist"] else torch.device("cpu")
-    listeners = [_new_listener(name, device, network) for name in chosen]
-    return LinkReceiver(_endpoint(config, layout, incarnation), listeners, staging, config)
+    stats = TransferStats()
+    listeners = [_new_listener(name, device, stats, network) for name in chosen]
+    return LinkReceiver(_endpoint(config, layout, incarnation), listeners, staging, config, stats)
 
 
-def new_way(transport: str, device: torch.device, network: LoopbackNetwork | None = None) -> Way:
-    return Way(transport, partial(_dial, transport, device, network), MAX_MESSAGE_AIM if transport == "grpc" else None)
+def new_way(transport: str, device: torch.device, stats: TransferStats, network: LoopbackNetwork | None = None) -> Way:
+    dial = partial(_dial, transport, device, stats, network)
+    return Way(transport, dial, MAX_MESSAGE_AIM if transport == "grpc" else None)
 
 
-def _dial(transport: str, device: torch.device, network: LoopbackNetwork | None, address: str) -> SourceChannel:
+def _dial(
+    transport: str, device: torch.device, stats: TransferStats, network: LoopbackNetwork | None, address: str
+) -> SourceChannel:
     match transport:
         case "grpc":
             return StreamSource(transport, GrpcLinkStream(transport, address), InlineSource())
         case "torch_dist":
             return StreamSource(transport, GrpcLinkStream(transport, address), TorchDistSource(device))
+        case "nixl":
+            host = address.rpartition(":")[0]
+            return StreamSource(transport, GrpcLinkStream(transport, address), NixlSource(host, stats))
     assert network is not None, "loopback ends meet in a LoopbackNetwork"
     return StreamSource(transport, network.dial(address), InlineSource())
 
 
-def _new_listener(transport: str, device: torch.device, network: LoopbackNetwork | None) -> Listener:
+def _new_listener(
+    transport: str, device: torch.device, stats: TransferStats, network: LoopbackNetwork | None
+) -> Listener:
     match transport:
         case "grpc":
             return GrpcListener(transport, lambda host: InlineDestination())
         case "torch_dist":
             return GrpcListener(transport, partial(TorchDistDestination, device))
+        case "nixl":
+            return GrpcListener(transport, partial(NixlDestination, stats))
     assert network is not None, "loopback ends meet in a LoopbackNetwork"
     return LoopbackListener(network)
 
@@ -101,6 +116,8 @@ def _new_listener(transport: str, device: torch.device, network: LoopbackNetwork
 def _chosen(config: TransferConfig, device: torch.device) -> list[str]:
     if config.transport == "auto":
         return ["torch_dist"] if device.type == "cuda" else ["grpc"]
+    if config.transport == "nixl":
+        require_nixl()
     if config.transport not in TRANSPORTS:
         raise ConfigError(f"transfer.transport is {config.transport!r}; it must be auto or one of {TRANSPORTS}")
     return [config.transport]

@@ -29,6 +29,9 @@ class InlineSource:
     async def push(self, flat: Tensor) -> None:
         pass
 
+    def on_credit(self, num_bytes: int) -> None:
+        pass
+
     async def close(self) -> None:
         pass
 

@@ -23,6 +23,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Protocol, cast
 
 import torch
@@ -174,14 +175,21 @@ class _Nixl(Protocol):
     def get_new_notifs(self) -> dict[str, list[bytes]]: ...
 
 
-def _start(name: str, net_device: str | None) -> _Nixl:
+def require_nixl() -> None:
+    """Raises: ConfigError when this process cannot use NIXL."""
     if "UCX_TLS" in os.environ:
         raise ConfigError("unset UCX_TLS: UCX would obey it rather than keep off its same-host transports")
+    if find_spec("nixl") is None:
+        raise ConfigError("the nixl transport needs NIXL: pip install 'pdserve[nixl]'")
+
+
+def _start(name: str, net_device: str | None) -> _Nixl:
+    require_nixl()
     raise_exceptions = logging.raiseExceptions
     try:
         from nixl._api import nixl_agent, nixl_agent_config
     except ImportError as error:
-        raise ConfigError(f"the nixl transport needs NIXL: pip install 'pdserve[nixl]' ({error})") from error
+        raise ConfigError(f"NIXL is installed but cannot be loaded: {error}") from error
     finally:
         logging.raiseExceptions = raise_exceptions  # importing NIXL sets it for the whole process
     _quieten(logging.getLogger("nixl"))

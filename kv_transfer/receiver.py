@@ -35,10 +35,15 @@ class LinkReceiver:
     """
 
     def __init__(
-        self, endpoint: Endpoint, listeners: Sequence[Listener], staging_device: torch.device, config: TransferConfig
+        self,
+        endpoint: Endpoint,
+        listeners: Sequence[Listener],
+        staging_device: torch.device,
+        config: TransferConfig,
+        stats: TransferStats,
     ) -> None:
         """listeners: fastest first."""
-        self.stats = TransferStats()
+        self.stats = stats
         self._endpoint = endpoint
         self._listeners = listeners
         self._staging_device = staging_device

@@ -26,8 +26,8 @@ class LinkSender:
     them and connects; an incompatible peer is refused, not tried another way.
     """
 
-    def __init__(self, endpoint: Endpoint, ways: Sequence[Way], config: TransferConfig) -> None:
-        self.stats = TransferStats()
+    def __init__(self, endpoint: Endpoint, ways: Sequence[Way], config: TransferConfig, stats: TransferStats) -> None:
+        self.stats = stats
         self.on_room: Callable[[], None] = lambda: None
         self._endpoint = endpoint
         self._ways = {way.transport: way for way in ways}

@@ -46,6 +46,9 @@ class PayloadSource(Protocol):
         Raises: PeerLost, for this payload or an earlier one.
         """
 
+    def on_credit(self, num_bytes: int) -> None:
+        """The destination has let go of as much, oldest first."""
+
     async def close(self) -> None:
         """Safe to call twice."""
 
@@ -86,7 +89,10 @@ class StreamSource:
         await self._payloads.push(payload)
 
     async def read(self) -> pb.LinkReply:
-        return await self._stream.read()
+        reply = await self._stream.read()
+        if reply.HasField("credit"):
+            self._payloads.on_credit(reply.credit.num_bytes)
+        return reply
 
     async def attach(self, welcome: pb.LinkWelcome) -> None:
         await self._payloads.attach(welcome)

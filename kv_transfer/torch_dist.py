@@ -60,6 +60,9 @@ class TorchDistSource:
         send = partial(self._thread.pair.send, flat, PAYLOAD_TIMEOUT_S)
         self._pushes.append(asyncio.create_task(self._thread.run(send), name="kv-push"))
 
+    def on_credit(self, num_bytes: int) -> None:
+        pass
+
     async def close(self) -> None:
         """A push that failed has killed the pair on both sides, so the link's reader knows already."""
         self._thread.close()

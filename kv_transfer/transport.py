@@ -112,7 +112,7 @@ class TransferStats:
     bytes: int = 0
     stale_pieces: int = 0  # for an unknown, ended or replaced transfer: dropped
     pieces_rejected: dict[str, int] = field(default_factory=dict)  # by reason; stays empty in health
-    quarantined_blocks: int = 0  # pieces of staging memory given up because a peer might still write to them
+    quarantined: list[object] = field(default_factory=list)  # memory that a peer might still write to: kept for ever
 
     def as_counters(self) -> dict[str, int]:
         """By the names that docs/architecture.md lists, as Prometheus writes a series."""
@@ -122,7 +122,7 @@ class TransferStats:
             "kv_pieces_total": self.pieces,
             "kv_transfer_bytes_total": self.bytes,
             "kv_stale_pieces_total": self.stale_pieces,
-            "quarantined_blocks": self.quarantined_blocks,
+            "quarantined_blocks": len(self.quarantined),
             **{f'kv_pieces_rejected_total{{reason="{why}"}}': count for why, count in self.pieces_rejected.items()},
         }
 

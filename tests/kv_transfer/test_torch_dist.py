@@ -19,7 +19,7 @@ from kv_transfer.sender import LinkSender
 from kv_transfer.stream_channel import StreamSource
 from kv_transfer.torch_dist import TorchDistSource
 from kv_transfer.torch_pair import DESTINATION, SOURCE, Pair, host_store, join_store, make_pair
-from kv_transfer.transport import KVPiece
+from kv_transfer.transport import KVPiece, TransferStats
 from tests.kv_transfer.wires import CPU, NewWire, Wire, until
 
 
@@ -44,6 +44,9 @@ class SilentSource:
         if not self.is_silent:
             await self._inner.push(flat)
 
+    def on_credit(self, num_bytes: int) -> None:
+        pass
+
     async def close(self) -> None:
         await self._inner.close()
 
@@ -54,7 +57,7 @@ def sender_over(payloads: SilentSource, wire: Wire) -> LinkSender:
     def dial(address: str) -> StreamSource:
         return StreamSource("torch_dist", GrpcLinkStream("torch_dist", address), payloads)
 
-    return LinkSender(endpoint, [Way("torch_dist", dial)], wire.config)
+    return LinkSender(endpoint, [Way("torch_dist", dial)], wire.config, TransferStats())
 
 
 def pair_threads() -> set[threading.Thread]:

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 
 import grpc
 import pytest
@@ -23,9 +24,10 @@ from kv_transfer.heads import HeadRange
 from kv_transfer.link import Endpoint, PackedPayload, SourceChannel, Way
 from kv_transfer.loopback import LoopbackNetwork
 from kv_transfer.sender import LinkSender
-from kv_transfer.transport import KVPiece, Reception, Release
+from kv_transfer.transport import KVPiece, Reception, Release, TransferStats
 
-KINDS = ["loopback", "grpc", "torch_dist"]
+_NEEDS_NIXL = pytest.mark.skipif(find_spec("nixl") is None, reason="nixl is not installed")
+KINDS = ["loopback", "grpc", "torch_dist", pytest.param("nixl", marks=_NEEDS_NIXL)]
 CPU = torch.device("cpu")
 
 # What becomes of one request on its way: itself, changed, doubled, or nothing.
@@ -147,9 +149,9 @@ class Wire:
         """Another source process; its frames pass through `fault`, its payloads through `damage`."""
         layout = layout or self.layout
         endpoint = Endpoint(layout, self.source_incarnation, HeadRange(0, layout.num_kv_heads))
-        dial = new_way(self.kind, CPU, self.network).dial
+        dial = new_way(self.kind, CPU, TransferStats(), self.network).dial
         way = Way(self.kind, lambda address: FaultyChannel(dial(address), fault, damage))
-        sender = LinkSender(endpoint, [way], self.config)
+        sender = LinkSender(endpoint, [way], self.config, TransferStats())
         self._senders.append(sender)
         return sender
 
