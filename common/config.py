@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
@@ -75,7 +76,7 @@ class TransferSection(Section):
 
 
 class SecuritySection(Section):
-    # what pdserve's own processes prove to each other that they know; `pdserve up` makes one for each run by default
+    # what workers prove to each other that they know; `pdserve up` makes one for each run that has none
     secret_file: Path | None = None
 
 
@@ -91,9 +92,15 @@ class ServeConfig(Section):
     def pool(self, role: Role) -> PoolSection:
         return {Role.PREFILL: self.prefill, Role.DECODE: self.decode, Role.COLOCATED: self.colocated}[role]
 
+    def cluster_secret(self) -> bytes:
+        """Empty when none is configured. Raises: ConfigError when it cannot be read or is too short to be one."""
+        return _read_secret(self.security.secret_file)
+
     def kv_transfer(self) -> TransferConfig:
-        """Raises: ConfigError when the secret cannot be read."""
-        transfer = self.transfer
+        """For one worker. Raises: ConfigError when the secret cannot be read, or is missing where others can call."""
+        transfer, secret = self.transfer, self.cluster_secret()
+        if not secret:
+            self._require_loopback()
         return TransferConfig(
             transport=transfer.transport,
             piece_bytes=transfer.piece_bytes,
@@ -101,8 +108,16 @@ class ServeConfig(Section):
             max_links=transfer.max_links,
             stall_timeout_s=transfer.timeout_s,
             wire_dtype=transfer.wire_dtype,
-            secret=_read_secret(self.security.secret_file),
+            secret=secret,
         )
+
+    def _require_loopback(self) -> None:
+        for role in Role:
+            if not _is_loopback(host := self.pool(role).host):
+                raise ConfigError(
+                    f"{role}.host is {host}: a worker that other machines can reach needs a secret. Set "
+                    "security.secret_file to a file that every worker reads, for example from `openssl rand -hex 32`"
+                )
 
     def engine(self, role: Role, model_path: Path) -> EngineConfig:
         pool = self.pool(role)
@@ -119,6 +134,13 @@ class ServeConfig(Section):
             max_num_seqs=pool.max_num_seqs,
             max_model_len=self.model.max_model_len,
         )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:  # a name
+        return host == "localhost"
 
 
 def _read_secret(path: Path | None) -> bytes:

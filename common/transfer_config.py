@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 MIB = 1024 * 1024
 
@@ -16,4 +16,4 @@ class TransferConfig:
     connect_timeout_s: float = 10.0  # dial, handshake and measurement
     stall_timeout_s: float = 30.0  # a destination that makes no room for so long is lost
     wire_dtype: str = "same"  # "same", "int8", "fp8": how KV is written on the wire
-    secret: bytes = b""  # the cluster's; empty: anybody who reaches the port may connect
+    secret: bytes = field(default=b"", repr=False)  # the cluster's; empty: anybody who reaches the port may connect

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -10,7 +11,7 @@ from functools import partial
 import grpc
 import torch
 
-from common.errors import InvalidRequest, Overloaded, PeerLost, TransferTimeout
+from common.errors import IncompatiblePeer, InvalidRequest, Overloaded, PeerLost, TransferTimeout
 from common.identity import Ticket
 from common.pb import kv_transfer_pb2 as pb
 from common.transfer_config import TransferConfig
@@ -24,6 +25,8 @@ from kv_transfer.reception import ExpectedTransfer
 from kv_transfer.staging import FreshStaging, StagingRing, new_ring
 from kv_transfer.transport import Destination, LinkReport, Offer, OnPiece, TransferStats
 from kv_transfer.wire import PROTOCOL_VERSION
+
+logger = logging.getLogger(__name__)
 
 _MAX_REPLIES = 1024  # waiting to be written; a source that does not read its replies is read no further
 
@@ -108,6 +111,9 @@ class LinkReceiver:
                 )
             async with self._until_closed():
                 await self._serve_link(channel)
+        except IncompatiblePeer as error:
+            logger.warning("refused a KV link over %s: %s", channel.wire_name, error.message)
+            raise
         finally:
             await channel.close()
 

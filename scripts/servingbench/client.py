@@ -80,7 +80,7 @@ class Client:
             return None
         with typed_errors("the prefill worker"):
             status = await self._prefill.GetStatus(pb.WorkerStatusRequest(), timeout=TIMEOUT_S)
-        return int(status.counters["kv_bytes"])
+        return int(status.counters["kv_transfer_bytes_total"])
 
     def _require_as_intended(self, timings: pb.Timings, num_tokens: int, num_asked: int) -> None:
         if num_tokens != num_asked:
