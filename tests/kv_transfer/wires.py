@@ -25,7 +25,8 @@ from kv_transfer.loopback import LoopbackNetwork
 from kv_transfer.sender import LinkSender
 from kv_transfer.transport import KVPiece, Reception, Release
 
-KINDS = ["loopback", "grpc", "torch_dist"]
+KINDS = ["loopback", "grpc", "tcp", "torch_dist"]
+SOCKETS = ["tcp"]
 CPU = torch.device("cpu")
 
 # What becomes of one request on its way: itself, changed, doubled, or nothing.
@@ -108,6 +109,9 @@ class Wire:
         if self.kind == "loopback":
             await self.receiver.open("loopback:1")
             return
+        if self.kind in SOCKETS:
+            await self.receiver.open(address)
+            return
         self._server = new_server()
         self.receiver.add_to_server(self._server)
         port = self._server.add_insecure_port(address)
@@ -117,7 +121,8 @@ class Wire:
     async def cut(self) -> None:
         """The destination's links break; its receptions live on, and it can be reached again."""
         if self._server is None:
-            for task in [task for task in asyncio.all_tasks() if task.get_name().startswith("kv-loopback-")]:
+            names = ("kv-loopback-", "kv-serve-")
+            for task in [task for task in asyncio.all_tasks() if task.get_name().startswith(names)]:
                 task.cancel()
                 await asyncio.wait([task])
             return
@@ -134,6 +139,8 @@ class Wire:
         if self._server is not None:
             await self._server.stop(grace=None)
         await self.receiver.close()
+        if self.kind == "tcp":
+            self.config = replace(self.config, tcp_port=int(address.rpartition(":")[2]))
         self.receiver = make_receiver(self.config, self.layout, new_incarnation(), CPU, self.network)
         self._receivers.append(self.receiver)
         await self.start(address)
