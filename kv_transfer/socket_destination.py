@@ -1,4 +1,4 @@
-"""The destination's end of a link over sockets: control on the event loop, each data connection on a thread of its own."""
+"""The destination's end of a link over sockets: control on the event loop, each data connection on its thread."""
 
 from __future__ import annotations
 

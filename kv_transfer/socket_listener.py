@@ -1,7 +1,7 @@
 """The listening socket of a decode worker. Strangers learn nothing from it and cannot keep others out.
 
-Until its source has proved itself a connection is one of MAX_STRANGERS; one more, and the one that has been here longest
-has to leave.
+Until its source has proved itself, a connection is one of MAX_STRANGERS; one more, and the one that has been here
+longest has to leave.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The source's end of a link over sockets: control on the event loop, each data connection on a thread of its own."""
+"""The source's end of a link over sockets: control on the event loop, each data connection on its thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""KV over plain TCP connections, straight from and into staging memory: for networks without RDMA. TLS where configured."""
+"""KV over plain TCP, straight from and into staging memory: for networks without RDMA. TLS where configured."""
 
 from __future__ import annotations
 

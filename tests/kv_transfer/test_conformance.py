@@ -505,7 +505,7 @@ async def test_closing_the_receiver_ends_its_links_and_receptions(wire: Wire) ->
         await transfer.commit(1, TIMEOUT_S)
     with pytest.raises(TransferAborted):
         await landing.reception.committed()
-    with pytest.raises(PeerLost, match="closed|nobody"):
+    with pytest.raises(PeerLost, match=r"closed|nobody"):
         await wire.sender.open(wire.receiver.destination, replace(ticket, attempt=2))
 
 
