@@ -22,6 +22,7 @@ from kv_transfer.staging import StagingOverrun
 from kv_transfer.wire import MAX_PIECE_BYTES
 
 MAX_MESSAGE_BYTES = 64 * 1024  # of a message without its payload; also of everything on a control connection
+_FILE = b"F"  # a descriptor needs a byte to travel with
 _SIZES = struct.Struct("<II")
 
 
@@ -33,11 +34,6 @@ class DataConnection:
         self._socket = connected
         self._sizes = memoryview(bytearray(_SIZES.size))
         self._message = memoryview(bytearray(MAX_MESSAGE_BYTES))
-
-    @property
-    def socket(self) -> socket.socket:
-        """For what only one kind of socket can do."""
-        return self._socket
 
     def secure(self, context: ssl.SSLContext, is_server: bool, timeout_s: float) -> None:
         with _socket_errors():
@@ -81,6 +77,19 @@ class DataConnection:
                 if num_bytes == 0:
                     raise PeerLost("the source has left")
                 view = view[num_bytes:]
+
+    def send_file(self, descriptor: int) -> None:
+        """Of an open file, on a unix socket; the peer receives one of its own."""
+        with _socket_errors():
+            socket.send_fds(self._socket, [_FILE], [descriptor])
+
+    def receive_file(self) -> int:
+        """Its descriptor, the caller's to close."""
+        with _socket_errors():
+            message, descriptors, _, _ = socket.recv_fds(self._socket, len(_FILE), 1)
+        if message != _FILE or len(descriptors) != 1:
+            raise PeerLost("the source sends no file where one is due")
+        return descriptors[0]
 
     def end(self) -> None:
         """Wake the thread that waits in it, and let it fail. Safe from any thread."""

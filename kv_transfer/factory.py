@@ -20,6 +20,7 @@ Both are made and closed on the event loop that uses them; close the receiver be
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 
@@ -36,6 +37,7 @@ from kv_transfer.loopback import LoopbackListener, LoopbackNetwork
 from kv_transfer.receiver import LinkReceiver
 from kv_transfer.sender import LinkSender
 from kv_transfer.socket_listener import SocketListener
+from kv_transfer.socket_medium import Medium
 from kv_transfer.socket_source import SocketSource
 from kv_transfer.stream_channel import StreamSource
 from kv_transfer.tcp import Tcp, tls_contexts
@@ -43,7 +45,7 @@ from kv_transfer.torch_dist import TorchDistDestination, TorchDistSource
 from kv_transfer.wire_dtype import WireDtype
 
 DEFAULT_CONFIG = TransferConfig()
-TRANSPORTS = ("grpc", "tcp", "torch_dist", "loopback")
+TRANSPORTS = ("shm", "tcp", "grpc", "torch_dist", "loopback")
 
 
 def make_sender(
@@ -98,6 +100,8 @@ def _dial(
             return lambda address: StreamSource(transport, GrpcLinkStream(transport, address), TorchDistSource(device))
         case "tcp":
             return partial(SocketSource, _new_tcp(config))
+        case "shm":
+            return partial(SocketSource, _new_shm())
     assert network is not None, "loopback ends meet in a LoopbackNetwork"
     return lambda address: StreamSource(transport, network.dial(address), InlineSource())
 
@@ -112,6 +116,8 @@ def _new_listener(
             return GrpcListener(transport, partial(TorchDistDestination, device))
         case "tcp":
             return SocketListener(_new_tcp(config), config.connect_timeout_s)
+        case "shm":
+            return SocketListener(_new_shm(), config.connect_timeout_s)
     assert network is not None, "loopback ends meet in a LoopbackNetwork"
     return LoopbackListener(network)
 
@@ -119,6 +125,14 @@ def _new_listener(
 def _new_tcp(config: TransferConfig) -> Tcp:
     tls = None if config.tls is None else tls_contexts(config.tls)
     return Tcp(config.tcp_port, config.tcp_connections, tls, config.connect_timeout_s)
+
+
+def _new_shm() -> Medium:
+    if sys.platform != "linux":
+        raise ConfigError("transfer.transport shm needs Linux")
+    from kv_transfer.shm import Shm
+
+    return Shm()
 
 
 def _chosen(config: TransferConfig, device: torch.device) -> list[str]:
