@@ -32,7 +32,7 @@ from kv_transfer.plan import MAX_PLANNED_BYTES
 from servingbench.client import BenchFailed
 from transferbench.figures import Figure, figures_json, handoff_figures, transport_figures, unmeasured
 from transferbench.goals import YARDSTICKS
-from transferbench.measure import Plan, measure_transport
+from transferbench.measure import TransferPlan, measure_transport
 from transferbench.report import report_tables
 from transferbench.serving import HandoffBench, Loads
 
@@ -95,7 +95,7 @@ class Run:
         self.is_complete = True
 
     async def _measure_transport(self, name: str) -> list[Figure]:
-        plan = Plan(self.options.sizes, self.options.piece_bytes, self.options.repeats, self._say)
+        plan = TransferPlan(self.options.sizes, self.options.piece_bytes, self.options.repeats, self._say)
         try:
             return transport_figures(name, await measure_transport(name, plan))
         except ConfigError as error:

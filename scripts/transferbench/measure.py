@@ -21,7 +21,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Plan:
+class TransferPlan:
     sizes: Sequence[int]  # MB
     piece_bytes: int | None  # None: as the link's speed suggests
     repeats: int
@@ -39,7 +39,7 @@ class Pass:
     checksum_s: float  # the same pieces hashed once
 
 
-async def measure_transport(name: str, plan: Plan) -> dict[int, list[Pass]]:
+async def measure_transport(name: str, plan: TransferPlan) -> dict[int, list[Pass]]:
     """By size in MB; between this process and a new one.
 
     Raises: ConfigError where there is no such transport here; ServingError, OSError, RuntimeError when it fails.

@@ -136,7 +136,10 @@ async def _serve(connection: Connection) -> None:
                 answer = type(error)(str(error))  # without its cause, which may not pickle
             except Exception as error:
                 answer = RuntimeError(repr(error))
-            connection.send(answer)
+            try:
+                connection.send(answer)
+            except OSError:  # nobody waits for it any more
+                return
 
 
 @dataclass

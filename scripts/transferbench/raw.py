@@ -35,6 +35,8 @@ class RawSource(Protocol):
 
 
 class RawDestination(Protocol):
+    window: Window
+
     @property
     def address(self) -> str: ...
 
@@ -48,21 +50,21 @@ class Window:
     """Memory that pieces land in, round and round."""
 
     def __init__(self) -> None:
-        self._memory = memoryview(bytearray(b"\1") * WINDOW_BYTES)  # touched: its pages are there
+        self.memory = memoryview(bytearray(b"\1") * WINDOW_BYTES)  # touched: its pages are there
         self._next = 0
 
     def take(self, num_bytes: int) -> memoryview:
         if self._next + num_bytes > WINDOW_BYTES:
             self._next = 0
         start, self._next = self._next, self._next + num_bytes
-        return self._memory[start : self._next]
+        return self.memory[start : self._next]
 
 
 class SocketDestination:
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._connection: socket.socket | None = None
-        self._window = Window()
+        self.window = Window()
 
     @property
     def address(self) -> str:
@@ -73,7 +75,7 @@ class SocketDestination:
         if self._connection is None:
             self._connection, _ = self._listener.accept()
         for size in sizes:
-            if self._connection.recv_into(self._window.take(size), size, socket.MSG_WAITALL) != size:
+            if self._connection.recv_into(self.window.take(size), size, socket.MSG_WAITALL) != size:
                 raise ConnectionError("the source has left")
         self._connection.sendall(DONE)
 
@@ -109,7 +111,7 @@ class SharedMemoryDestination:
         self._listener.bind(_abstract(self.address))
         self._listener.listen(1)
         self._connection: socket.socket | None = None
-        self._window = Window()
+        self.window = Window()
         self._next = 0
 
     def receive(self, sizes: Sequence[int]) -> None:
@@ -118,7 +120,7 @@ class SharedMemoryDestination:
         for size in sizes:
             _read_done(self._connection)
             start = self._next * MAX_PIECE_BYTES
-            self._window.take(size)[:] = _mapped(self._memory)[start : start + size]
+            self.window.take(size)[:] = _mapped(self._memory)[start : start + size]
             self._next = (self._next + 1) % self._num_slots
             self._connection.sendall(DONE)
 

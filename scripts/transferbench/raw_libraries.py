@@ -61,13 +61,13 @@ class GlooDestination:
     def __init__(self) -> None:
         self._store, self.address = host_store("127.0.0.1", TIMEOUT_S)
         self._pair: GlooPair | None = None
-        self._window = Window()
+        self.window = Window()
 
     def receive(self, sizes: Sequence[int]) -> None:
         if self._pair is None:
             self._pair = GlooPair(self._store, DESTINATION, "127.0.0.1", TIMEOUT_S)
         for size in sizes:
-            self._pair.receive(_tensor(self._window.take(size)), TIMEOUT_S)
+            self._pair.receive(_tensor(self.window.take(size)), TIMEOUT_S)
         self._pair.send(torch.ones(1, dtype=torch.uint8), TIMEOUT_S)
 
     def close(self) -> None:
@@ -94,7 +94,7 @@ class GrpcDestination:
     """One call for each `send`, with messages of MESSAGE_BYTES; they are copied to where pieces land."""
 
     def __init__(self) -> None:
-        self._window = Window()
+        self.window = Window()
         self._received: queue.Queue[int] = queue.Queue()
         self._server = grpc.server(ThreadPoolExecutor(1))
         handlers = {METHOD: grpc.stream_unary_rpc_method_handler(self._on_call)}
@@ -113,7 +113,7 @@ class GrpcDestination:
     def _on_call(self, messages: Iterator[bytes], _context: grpc.ServicerContext) -> bytes:
         num_bytes = 0
         for message in messages:
-            self._window.take(len(message))[:] = message
+            self.window.take(len(message))[:] = message
             num_bytes += len(message)
         self._received.put(num_bytes)
         return b""
