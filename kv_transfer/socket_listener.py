@@ -11,7 +11,7 @@ import logging
 import socket
 from contextlib import suppress
 
-from common.errors import PeerLost, ServingError, wire_name
+from common.errors import PeerLost, ServingError, WrongSecret, wire_name
 from common.pb import kv_transfer_pb2 as pb
 from kv_transfer.control_connection import ControlConnection
 from kv_transfer.link import Serve
@@ -110,7 +110,7 @@ class SocketListener:
             await serve(channel)
         except ServingError as ended:
             logger.info("a KV link over %s ended: %s", self.transport, ended.message)
-            if channel.is_trusted:
+            if channel.is_trusted or isinstance(ended, WrongSecret):
                 refusal = pb.LinkRefusal(error_type=wire_name(ended), error=ended.message)
                 with suppress(PeerLost):
                     await control.write(pb.LinkReply(refusal=refusal))
