@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 from common.errors import PeerLost
 
@@ -83,14 +84,15 @@ class FreedBytes:
         self._freed: deque[int] = deque()  # append and popleft are atomic
         self._pending = 0
         self._is_freed = asyncio.Event()
+        self._is_waking = False  # the loop is told already, and has not come round yet
 
     def add(self, num_bytes: int) -> None:
         """From any thread."""
         self._freed.append(num_bytes)
-        try:
-            self._loop.call_soon_threadsafe(self._is_freed.set)
-        except RuntimeError:  # the loop is gone, and with it the link
-            return
+        if not self._is_waking:
+            self._is_waking = True
+            with suppress(RuntimeError):  # the loop is gone, and with it the link
+                self._loop.call_soon_threadsafe(self._wake)
 
     async def next_credit(self, num_taken_bytes: Callable[[], int]) -> int:
         while True:
@@ -102,3 +104,7 @@ class FreedBytes:
             self._is_freed.clear()
             if not self._freed:
                 await self._is_freed.wait()
+
+    def _wake(self) -> None:
+        self._is_waking = False  # first: whoever finds it set has added its bytes by now
+        self._is_freed.set()

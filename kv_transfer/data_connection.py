@@ -78,6 +78,14 @@ class DataConnection:
                     raise PeerLost("the source has left")
                 view = view[num_bytes:]
 
+    def receive_bytes(self, limit: int) -> int:
+        """Wait for bytes that mean nothing but their number: how many came, from 1 to limit."""
+        with _socket_errors():
+            num_bytes = len(self._socket.recv(limit))
+        if num_bytes == 0:
+            raise PeerLost("the peer has left")
+        return num_bytes
+
     def send_file(self, descriptor: int) -> None:
         """Of an open file, on a unix socket; the peer receives one of its own."""
         with _socket_errors():

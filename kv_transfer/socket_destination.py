@@ -61,7 +61,7 @@ class SocketDestination:
         await self._control.write(reply)
 
     async def prepare(self, welcome: pb.LinkWelcome, landing: Landing) -> None:
-        self._payloads = self._medium.new_receiver(welcome, landing)
+        self._payloads = self._medium.new_receiver(landing)
         self._meeting = self._meeting_point.expect(self._medium.num_connections)
         welcome.data_token = self._meeting.token
         welcome.num_connections = self._medium.num_connections
