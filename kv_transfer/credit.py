@@ -6,9 +6,9 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 
 from common.errors import PeerLost
+from kv_transfer.wakeup import Wakeup
 
 
 class Credit:
@@ -79,20 +79,15 @@ class FreedBytes:
 
     def __init__(self, window_bytes: int) -> None:
         """A credit is due at a quarter of the window, or as soon as nothing is under way."""
-        self._loop = asyncio.get_running_loop()
         self._due_bytes = window_bytes // 4
         self._freed: deque[int] = deque()  # append and popleft are atomic
         self._pending = 0
-        self._is_freed = asyncio.Event()
-        self._is_waking = False  # the loop is told already, and has not come round yet
+        self._is_freed = Wakeup()
 
     def add(self, num_bytes: int) -> None:
         """From any thread."""
         self._freed.append(num_bytes)
-        if not self._is_waking:
-            self._is_waking = True
-            with suppress(RuntimeError):  # the loop is gone, and with it the link
-                self._loop.call_soon_threadsafe(self._wake)
+        self._is_freed.call()
 
     async def next_credit(self, num_taken_bytes: Callable[[], int]) -> int:
         while True:
@@ -104,7 +99,3 @@ class FreedBytes:
             self._is_freed.clear()
             if not self._freed:
                 await self._is_freed.wait()
-
-    def _wake(self) -> None:
-        self._is_waking = False  # first: whoever finds it set has added its bytes by now
-        self._is_freed.set()

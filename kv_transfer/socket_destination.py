@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from common.errors import PeerLost, ServingError
 from common.pb import kv_transfer_pb2 as pb
 from kv_transfer.control_connection import ControlConnection
-from kv_transfer.data_connection import DataConnection
+from kv_transfer.data_connection import DataConnection, socket_errors
 from kv_transfer.frame_queue import FrameQueue
 from kv_transfer.link import Arrival, Landing
 from kv_transfer.link_thread import LinkThread
@@ -139,9 +139,10 @@ class _DataReceiver:
 
     def _run(self) -> None:
         try:
-            self._payloads.meet(self._connection)
-            while True:
-                self._incoming.put(_Read(self._number, self._receive()))
+            with socket_errors():
+                self._payloads.meet(self._connection)
+                while True:
+                    self._incoming.put(_Read(self._number, self._receive()))
         except ServingError as lost:
             self._incoming.put(lost)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from common.errors import IncompatiblePeer, PeerLost, ServingError, TransferError, error_types
 from common.pb import kv_transfer_pb2 as pb
 from kv_transfer.control_connection import ControlConnection
-from kv_transfer.data_connection import DataConnection, frame
+from kv_transfer.data_connection import DataConnection, frame, socket_errors
 from kv_transfer.inline import pack_on_host
 from kv_transfer.link import PackedPayload
 from kv_transfer.link_thread import LinkThread
@@ -124,10 +124,6 @@ class _Outgoing:
     request: pb.LinkRequest
     payload: Tensor | None = None
 
-    @property
-    def num_bytes(self) -> int:
-        return 0 if self.payload is None else self.payload.numel()
-
 
 class _DataSender:
     """One data connection and its thread. `put` and what follows it belong to the event loop."""
@@ -154,7 +150,8 @@ class _DataSender:
 
     async def put(self, outgoing: _Outgoing) -> None:
         """Returns when there is room for another."""
-        self._num_put_bytes += outgoing.num_bytes
+        if outgoing.payload is not None:
+            self._num_put_bytes += outgoing.payload.numel()
         self._queue.put(outgoing)
         if self.num_ahead_bytes > _MAX_AHEAD_BYTES and not self._is_over:
             self._has_room.clear()
@@ -178,19 +175,23 @@ class _DataSender:
 
     def _run(self) -> None:
         try:
-            self._payloads.meet(self._connection)
-            self._tell(self._attached)
-            while (outgoing := self._queue.get()) is not None:
-                if outgoing.payload is None:
-                    self._connection.send(frame(outgoing.request))
-                else:
-                    self._payloads.send(self._connection, outgoing.request, outgoing.payload)
-                self._num_sent_bytes += outgoing.num_bytes
-                if self._is_waiting and self.num_ahead_bytes <= _ROOM_AHEAD_BYTES:
-                    self._is_waiting = False
-                    self._tell(self._has_room.set)
+            with socket_errors():
+                self._payloads.meet(self._connection)
+                self._tell(self._attached)
+                while (outgoing := self._queue.get()) is not None:
+                    self._send(outgoing)
         except ServingError as lost:
             self._tell(lambda error=lost: self._fail(error))  # type: ignore[misc]
+
+    def _send(self, outgoing: _Outgoing) -> None:
+        if outgoing.payload is None:
+            self._connection.send(frame(outgoing.request))
+            return
+        self._payloads.send(self._connection, outgoing.request, outgoing.payload)
+        self._num_sent_bytes += outgoing.payload.numel()
+        if self._is_waiting and self.num_ahead_bytes <= _ROOM_AHEAD_BYTES:
+            self._is_waiting = False
+            self._tell(self._has_room.set)
 
     def _tell(self, call: Callable[[], None]) -> None:
         with suppress(RuntimeError):  # the loop is gone, and with it everyone who would have heard
