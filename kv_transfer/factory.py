@@ -71,14 +71,17 @@ def make_receiver(
     device: torch.device,
     network: LoopbackNetwork | None = None,
 ) -> LinkReceiver:
-    """The destination's end. Pieces are staged on `device` over "torch_dist" alone, else in host memory.
+    """The destination's end, reachable by every transport that was chosen. Pieces are staged on `device` over
+    "torch_dist" alone, else in host memory.
 
     Raises: ConfigError for an unknown transport.
     """
-    chosen = _chosen(config, device)
-    staging = device if chosen == ["torch_dist"] else torch.device("cpu")
-    listeners = [_new_listener(name, device, network, config) for name in chosen]
-    return LinkReceiver(_endpoint(config, layout, incarnation), listeners, staging, config)
+    listeners = [_new_listener(name, device, network, config) for name in _chosen(config, device)]
+
+    def staging_device(transport: str) -> torch.device:
+        return device if transport == "torch_dist" else torch.device("cpu")
+
+    return LinkReceiver(_endpoint(config, layout, incarnation), listeners, staging_device, config)
 
 
 def new_way(
@@ -136,10 +139,16 @@ def _new_shm() -> Medium:
 
 
 def _chosen(config: TransferConfig, device: torch.device) -> list[str]:
+    """Fastest first. With TLS, nothing that would cross a network in the clear."""
     if config.transport == "auto":
-        return ["torch_dist"] if device.type == "cuda" else ["grpc"]
+        own_host = ["shm"] if sys.platform == "linux" and device.type == "cpu" else []
+        if config.tls is not None:
+            return [*own_host, "tcp"]
+        return ["torch_dist", "tcp", "grpc"] if device.type == "cuda" else [*own_host, "tcp", "grpc"]
     if config.transport not in TRANSPORTS:
         raise ConfigError(f"transfer.transport is {config.transport!r}; it must be auto or one of {TRANSPORTS}")
+    if config.tls is not None and config.transport in ("grpc", "torch_dist"):
+        raise ConfigError(f"transfer.tls does not cover {config.transport}; use tcp, shm or auto")
     return [config.transport]
 
 

@@ -152,7 +152,7 @@ class Wire:
         incarnation = new_incarnation()
         if self.kind == "shm":
             endpoint = Endpoint(self.layout, incarnation, HeadRange(0, self.layout.num_kv_heads))
-            return LinkReceiver(endpoint, [SocketListener(Shm(address), TIMEOUT_S)], CPU, self.config)
+            return LinkReceiver(endpoint, [SocketListener(Shm(address), TIMEOUT_S)], lambda transport: CPU, self.config)
         tcp_port = int(address.rpartition(":")[2]) if self.kind == "tcp" else 0
         return make_receiver(replace(self.config, tcp_port=tcp_port), self.layout, incarnation, CPU, self.network)
 
