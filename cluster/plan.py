@@ -60,6 +60,9 @@ class Plan:
             return self
         return Plan(_updated(self.config, {"router": {"host": node_address}}))
 
+    def with_secret_file(self, path: Path) -> Plan:
+        return Plan(_updated(self.config, {"security": {"secret_file": path}}))
+
     def write(self, path: Path) -> None:
         """The effective serve.yaml, which every process of this deployment reads."""
         path.write_text(yaml.safe_dump(self.config.model_dump(mode="json"), sort_keys=False), encoding="utf-8")

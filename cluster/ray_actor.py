@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.host import MemberSpec
 from cluster.plan import available_cores
-from common.config import Role, ServeConfig
+from common.config import Role, SecuritySection, ServeConfig
 from common.logs import setup_logging
 from common.process import Service
 
@@ -28,7 +30,9 @@ class MemberOrder:
 class MemberActor:
     """`serve` lasts as long as the member; a caller who awaits it learns of the end, however it comes."""
 
-    def __init__(self) -> None:
+    def __init__(self, secret: bytes) -> None:
+        """secret: the cluster's, which its node may have no file of; empty for the router."""
+        self._secret = secret
         self._service: Service | None = None
         self._is_stopped = False
 
@@ -37,7 +41,7 @@ class MemberActor:
         if order.log_path is not None:
             _redirect_output(order.log_path)
         setup_logging(order.spec.name)
-        self._service = await _start(order)
+        self._service = await _start(order, self._secret)
         crash = await self._service.wait_crashed()
         return f"crashed: {crash!r}"
 
@@ -47,7 +51,7 @@ class MemberActor:
             await service.stop()
 
 
-async def _start(order: MemberOrder) -> Service:
+async def _start(order: MemberOrder, secret: bytes) -> Service:
     config, name, role = order.config, order.spec.name, order.spec.role
     if role is None:
         from router.server import RouterServer  # each process loads its own role only
@@ -55,13 +59,23 @@ async def _start(order: MemberOrder) -> Service:
         return await RouterServer.start(config)
     if order.is_spread:
         config = _on_this_node(config, role)
-    if role is Role.PREFILL:
-        from prefill_worker.server import PrefillServer
+    with _in_memory_file(secret) as path:
+        config = config.model_copy(update={"security": SecuritySection(secret_file=path)})
+        if role is Role.PREFILL:
+            from prefill_worker.server import PrefillServer
 
-        return await PrefillServer.start(config, name, order.router_address)
-    from decode_worker.server import DecodeServer
+            return await PrefillServer.start(config, name, order.router_address)
+        from decode_worker.server import DecodeServer
 
-    return await DecodeServer.start(config, name, order.router_address, role)
+        return await DecodeServer.start(config, name, order.router_address, role)
+
+
+@contextmanager
+def _in_memory_file(content: bytes) -> Iterator[Path]:
+    """Of this process alone and on no disk, for as long as the worker needs to read it."""
+    with os.fdopen(os.memfd_create("pdserve"), "wb", buffering=0) as file:
+        file.write(content)
+        yield Path(f"/proc/self/fd/{file.fileno()}")
 
 
 def _on_this_node(config: ServeConfig, role: Role) -> ServeConfig:

@@ -76,6 +76,7 @@ class RayHost:
         self._plan = plan
         self._placement = placement
         self._logs = logs
+        self._secret = plan.config.cluster_secret()  # other nodes have no such file
         self._held = held  # what must be released at the end, Ray itself included
 
     async def start(self, spec: MemberSpec) -> RayMember:
@@ -84,7 +85,8 @@ class RayHost:
         order = MemberOrder(spec, self._plan.config, self._plan.control_address, log_path, self._placement.is_spread)
         options = self._on_this_node() if spec.role is None else self._placement.options(spec.role, self._plan.config)
         try:
-            actor = self._ray.remote(MemberActor).options(max_restarts=0, max_concurrency=8, **options).remote()
+            new_actor = self._ray.remote(MemberActor).options(max_restarts=0, max_concurrency=8, **options).remote
+            actor = new_actor(b"" if spec.role is None else self._secret)
             return RayMember(self._ray, actor, order)
         except self._ray.exceptions.RayError as error:
             raise HostError(f"Ray cannot start {spec.name}: {error}") from error

@@ -18,6 +18,7 @@ from cluster.display import Display
 from cluster.host import MemberSpec, WorkerHost
 from cluster.plan import Overrides, Plan, available_cores, make_plan, with_free_ports
 from cluster.processes import ProcessHost, python_command
+from cluster.run_secret import with_secret
 from common.config import ServeConfig
 from common.errors import ConfigError
 from common.model_source import resolve_model
@@ -51,8 +52,9 @@ def deploy(options: UpOptions, console: Console, work: Callable[[Plan, Display],
         logs = new_log_folder(options.log_folder)
         display.settled(f"logs in {logs}")
         display.doing("starting")
-        plan, host = _host(options.ray_address, plan, logs)
-        asyncio.run(until_signal(run_deployment(plan, host, display, work(plan, display))))
+        with with_secret(plan, logs) as plan:
+            plan, host = _host(options.ray_address, plan, logs)
+            asyncio.run(until_signal(run_deployment(plan, host, display, work(plan, display))))
         display.settled("stopped")
 
 

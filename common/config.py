@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from common.engine_config import EngineConfig
 from common.errors import ConfigError
-from common.transfer_config import MIB, TransferConfig
+from common.transfer_config import MIB, TlsFiles, TransferConfig
 
 MIN_SECRET_BYTES = 16
 DEFAULT_MODEL = "smollm2-135m-instruct"
@@ -65,17 +66,26 @@ class PoolSection(Section):
     max_num_seqs: Annotated[int, Field(ge=1)] = 64  # running at once
 
 
+class TlsSection(Section):
+    cert: Path  # each worker's own; PEM files
+    key: Path
+    ca: Path  # the cluster's authority; whoever shows a certificate of it belongs here
+
+
 class TransferSection(Section):
-    transport: Literal["auto", "grpc", "torch_dist", "nixl"] = "auto"
+    transport: Literal["auto", "shm", "tcp", "grpc", "torch_dist", "nixl"] = "auto"
     piece_bytes: Annotated[int, Field(ge=1024)] | None = None  # aim; default: by what the link does
     wire_dtype: Literal["same", "int8", "fp8"] = "same"  # lossy ones halve the bytes, for links slower than memory
     window_mib: Annotated[int, Field(ge=16)] = 64  # decode worker's staging memory for each prefill worker
     max_links: Annotated[int, Field(ge=1)] = 64  # prefill workers at one decode worker
+    tcp_port: Port = 0  # a decode worker's; 0: any free one, which several workers on one host need
+    tcp_connections: Annotated[int, Field(ge=1, le=16)] = 1  # of each link; more where one does not fill the network
+    tls: TlsSection | None = None  # for "tcp"
     timeout_s: Annotated[float, Field(gt=0)] = 30.0  # last chunk computed → commit acknowledged; a link without room
 
 
 class SecuritySection(Section):
-    # what pdserve's own processes prove to each other that they know; `pdserve up` makes one for each run by default
+    # what workers prove to each other that they know; `pdserve up` makes one for each run that has none
     secret_file: Path | None = None
 
 
@@ -91,9 +101,15 @@ class ServeConfig(Section):
     def pool(self, role: Role) -> PoolSection:
         return {Role.PREFILL: self.prefill, Role.DECODE: self.decode, Role.COLOCATED: self.colocated}[role]
 
+    def cluster_secret(self) -> bytes:
+        """Empty when none is configured. Raises: ConfigError when it cannot be read or is too short to be one."""
+        return _read_secret(self.security.secret_file)
+
     def kv_transfer(self) -> TransferConfig:
-        """Raises: ConfigError when the secret cannot be read."""
-        transfer = self.transfer
+        """For one worker. Raises: ConfigError when the secret cannot be read, or is missing where others can call."""
+        transfer, secret = self.transfer, self.cluster_secret()
+        if not secret:
+            self._require_loopback()
         return TransferConfig(
             transport=transfer.transport,
             piece_bytes=transfer.piece_bytes,
@@ -101,8 +117,19 @@ class ServeConfig(Section):
             max_links=transfer.max_links,
             stall_timeout_s=transfer.timeout_s,
             wire_dtype=transfer.wire_dtype,
-            secret=_read_secret(self.security.secret_file),
+            tcp_port=transfer.tcp_port,
+            tcp_connections=transfer.tcp_connections,
+            tls=None if transfer.tls is None else TlsFiles(transfer.tls.cert, transfer.tls.key, transfer.tls.ca),
+            secret=secret,
         )
+
+    def _require_loopback(self) -> None:
+        for role in Role:
+            if not _is_loopback(host := self.pool(role).host):
+                raise ConfigError(
+                    f"{role}.host is {host}: a worker that other machines can reach needs a secret. Set "
+                    "security.secret_file to a file that every worker reads, for example from `openssl rand -hex 32`"
+                )
 
     def engine(self, role: Role, model_path: Path) -> EngineConfig:
         pool = self.pool(role)
@@ -119,6 +146,13 @@ class ServeConfig(Section):
             max_num_seqs=pool.max_num_seqs,
             max_model_len=self.model.max_model_len,
         )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:  # a name
+        return host == "localhost"
 
 
 def _read_secret(path: Path | None) -> bytes:

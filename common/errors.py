@@ -132,6 +132,12 @@ class VersionMismatch(IncompatiblePeer):
     code = "version_mismatch"
 
 
+class WrongSecret(IncompatiblePeer):
+    """One side does not know the cluster's secret; the only thing that a stranger is ever told."""
+
+    code = "wrong_secret"
+
+
 class DeadlineExceeded(ServingError):
     http_status = 504
     grpc_status = "DEADLINE_EXCEEDED"

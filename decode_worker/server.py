@@ -31,11 +31,12 @@ class DecodeServer:
     @staticmethod
     async def start(config: ServeConfig, name: str, router_address: str, role: Role = Role.DECODE) -> DecodeServer:
         """Load the model, then serve and register. Raises: ConfigError, ModelError."""
+        transfer_config = config.kv_transfer()  # a mistake in it is told before the model is loaded
         pool = config.pool(role)
         path = await asyncio.to_thread(resolve_model, config.model.source)
         engine = AsyncEngine(await asyncio.to_thread(build_engine, config.engine(role, path)))
         incarnation = new_incarnation()
-        receiver = make_receiver(config.kv_transfer(), engine.layout, incarnation, engine.device)
+        receiver = make_receiver(transfer_config, engine.layout, incarnation, engine.device)
         worker = DecodeWorker(engine, receiver)
 
         loads = LoadReports(engine)

@@ -20,6 +20,9 @@ Both are made and closed on the event loop that uses them; close the receiver be
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -36,13 +39,27 @@ from kv_transfer.nixl_agent import require_nixl
 from kv_transfer.nixl_channel import NixlDestination, NixlSource
 from kv_transfer.receiver import LinkReceiver
 from kv_transfer.sender import LinkSender
-from kv_transfer.stream_channel import StreamSource
+from kv_transfer.socket_listener import SocketListener
+from kv_transfer.socket_medium import Medium
+from kv_transfer.socket_source import SocketSource
+from kv_transfer.stream_channel import PayloadSource, StreamSource
+from kv_transfer.tcp import Tcp, tls_contexts
 from kv_transfer.torch_dist import TorchDistDestination, TorchDistSource
 from kv_transfer.transport import TransferStats
 from kv_transfer.wire_dtype import WireDtype
 
 MAX_MESSAGE_AIM = 256 * 1024  # gRPC moves larger messages no faster, and those of 1 MB at half the speed
-TRANSPORTS = ("grpc", "torch_dist", "nixl", "loopback")
+TRANSPORTS = ("shm", "tcp", "grpc", "torch_dist", "nixl", "loopback")
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What the ends of any transport are made from."""
+
+    device: torch.device  # where the KV cache is
+    config: TransferConfig = field(default_factory=TransferConfig)
+    stats: TransferStats = field(default_factory=TransferStats)
+    network: LoopbackNetwork | None = None  # only "loopback" needs one
 
 
 def make_sender(
@@ -52,13 +69,13 @@ def make_sender(
     device: torch.device,
     network: LoopbackNetwork | None = None,
 ) -> LinkSender:
-    """The source's end; `send` takes tensors on `device`. Only "loopback" needs a network.
+    """The source's end; `send` takes tensors on `device`.
 
-    Raises: ConfigError for an unknown transport.
+    Raises: ConfigError for a transport that is unknown or not to be had here.
     """
-    stats = TransferStats()
-    ways = [new_way(name, device, stats, network) for name in _chosen(config, device)]
-    return LinkSender(_endpoint(config, layout, incarnation), ways, config, stats)
+    here = Surroundings(device, config, network=network)
+    ways = [new_way(name, here) for name in _chosen(config, device)]
+    return LinkSender(_endpoint(config, layout, incarnation), ways, config, here.stats)
 
 
 def make_receiver(
@@ -70,56 +87,89 @@ def make_receiver(
 ) -> LinkReceiver:
     """The destination's end. Pieces are staged on `device` over "torch_dist" alone, else in host memory.
 
-    Raises: ConfigError for an unknown transport.
+    Raises: ConfigError for a transport that is unknown or not to be had here.
     """
-    chosen = _chosen(config, device)
-    staging = device if chosen == ["torch_dist"] else torch.device("cpu")
-    stats = TransferStats()
-    listeners = [_new_listener(name, device, stats, network) for name in chosen]
-    return LinkReceiver(_endpoint(config, layout, incarnation), listeners, staging, config, stats)
+    here = Surroundings(device, config, network=network)
+    listeners = [_new_listener(name, here) for name in _chosen(config, device)]
+
+    def staging_device(transport: str) -> torch.device:
+        return device if transport == "torch_dist" else torch.device("cpu")
+
+    return LinkReceiver(_endpoint(config, layout, incarnation), listeners, staging_device, config, here.stats)
 
 
-def new_way(transport: str, device: torch.device, stats: TransferStats, network: LoopbackNetwork | None = None) -> Way:
-    dial = partial(_dial, transport, device, stats, network)
-    return Way(transport, dial, MAX_MESSAGE_AIM if transport == "grpc" else None)
+def new_way(transport: str, here: Surroundings) -> Way:
+    return Way(transport, _dial(transport, here), MAX_MESSAGE_AIM if transport == "grpc" else None)
 
 
-def _dial(
-    transport: str, device: torch.device, stats: TransferStats, network: LoopbackNetwork | None, address: str
-) -> SourceChannel:
+def _dial(transport: str, here: Surroundings) -> Callable[[str], SourceChannel]:
     match transport:
-        case "grpc":
-            return StreamSource(transport, GrpcLinkStream(transport, address), InlineSource())
-        case "torch_dist":
-            return StreamSource(transport, GrpcLinkStream(transport, address), TorchDistSource(device))
-        case "nixl":
-            host = address.rpartition(":")[0]
-            return StreamSource(transport, GrpcLinkStream(transport, address), NixlSource(host, stats))
-    assert network is not None, "loopback ends meet in a LoopbackNetwork"
-    return StreamSource(transport, network.dial(address), InlineSource())
+        case "tcp":
+            return partial(SocketSource, _new_tcp(here.config))
+        case "shm":
+            return partial(SocketSource, _new_shm())
+        case "loopback":
+            network = here.network
+            assert network is not None, "loopback ends meet in a LoopbackNetwork"
+            return lambda address: StreamSource(transport, network.dial(address), InlineSource())
+
+    def dial(address: str) -> SourceChannel:
+        return StreamSource(transport, GrpcLinkStream(transport, address), _new_payloads(transport, here, address))
+
+    return dial
 
 
-def _new_listener(
-    transport: str, device: torch.device, stats: TransferStats, network: LoopbackNetwork | None
-) -> Listener:
+def _new_payloads(transport: str, here: Surroundings, address: str) -> PayloadSource:
     match transport:
-        case "grpc":
-            return GrpcListener(transport, lambda host: InlineDestination())
         case "torch_dist":
-            return GrpcListener(transport, partial(TorchDistDestination, device))
+            return TorchDistSource(here.device)
         case "nixl":
-            return GrpcListener(transport, partial(NixlDestination, stats))
-    assert network is not None, "loopback ends meet in a LoopbackNetwork"
-    return LoopbackListener(network)
+            return NixlSource(address.rpartition(":")[0], here.stats)
+    return InlineSource()
+
+
+def _new_listener(transport: str, here: Surroundings) -> Listener:
+    match transport:
+        case "tcp":
+            return SocketListener(_new_tcp(here.config), here.config.connect_timeout_s)
+        case "shm":
+            return SocketListener(_new_shm(), here.config.connect_timeout_s)
+        case "torch_dist":
+            return GrpcListener(transport, partial(TorchDistDestination, here.device))
+        case "nixl":
+            return GrpcListener(transport, partial(NixlDestination, here.stats))
+        case "loopback":
+            assert here.network is not None, "loopback ends meet in a LoopbackNetwork"
+            return LoopbackListener(here.network)
+    return GrpcListener(transport, lambda host: InlineDestination())
+
+
+def _new_tcp(config: TransferConfig) -> Tcp:
+    tls = None if config.tls is None else tls_contexts(config.tls)
+    return Tcp(config.tcp_port, config.tcp_connections, tls, config.connect_timeout_s)
+
+
+def _new_shm() -> Medium:
+    if sys.platform != "linux":
+        raise ConfigError("transfer.transport shm needs Linux")
+    from kv_transfer.shm import Shm
+
+    return Shm()
 
 
 def _chosen(config: TransferConfig, device: torch.device) -> list[str]:
+    """Fastest first. With TLS, nothing that would cross a network in the clear."""
     if config.transport == "auto":
-        return ["torch_dist"] if device.type == "cuda" else ["grpc"]
-    if config.transport == "nixl":
-        require_nixl()
+        own_host = ["shm"] if sys.platform == "linux" and device.type == "cpu" else []
+        if config.tls is not None:
+            return [*own_host, "tcp"]
+        return ["torch_dist", "tcp", "grpc"] if device.type == "cuda" else [*own_host, "tcp", "grpc"]
     if config.transport not in TRANSPORTS:
         raise ConfigError(f"transfer.transport is {config.transport!r}; it must be auto or one of {TRANSPORTS}")
+    if config.transport == "nixl":
+        require_nixl()
+    if config.tls is not None and config.transport in ("grpc", "torch_dist", "nixl"):
+        raise ConfigError(f"transfer.tls does not cover {config.transport}; use tcp, shm or auto")
     return [config.transport]
 
 

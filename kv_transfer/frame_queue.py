@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
-from contextlib import suppress
 from typing import Generic, TypeVar
+
+from kv_transfer.wakeup import Wakeup
 
 Frame = TypeVar("Frame")
 
@@ -16,8 +16,7 @@ class FrameQueue(Generic[Frame]):
 
     def __init__(self) -> None:
         self._frames: deque[Frame] = deque()  # append and popleft are atomic
-        self._is_filled = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
+        self._is_filled = Wakeup()
         self.is_closed = False
 
     def put(self, frame: Frame) -> None:
@@ -25,8 +24,7 @@ class FrameQueue(Generic[Frame]):
         if self.is_closed:
             return
         self._frames.append(frame)
-        with suppress(RuntimeError):  # the loop is gone, and with it everyone who would have read the frame
-            self._loop.call_soon_threadsafe(self._is_filled.set)
+        self._is_filled.call()
 
     async def get(self) -> Frame:
         while not self._frames:

@@ -13,7 +13,7 @@ import hmac
 import secrets
 from dataclasses import dataclass
 
-from common.errors import IncompatiblePeer, PeerLost, VersionMismatch
+from common.errors import IncompatiblePeer, PeerLost, VersionMismatch, WrongSecret
 from common.kv_layout import KVLayout
 from common.pb import kv_transfer_pb2 as pb
 from kv_transfer.checksum import CHECKSUM
@@ -75,7 +75,7 @@ async def _prove(channel: SourceChannel, hello: pb.LinkHello, secret: bytes) -> 
     await channel.write(pb.LinkRequest(proof=pb.LinkProof(proof=_proof(secret, _SOURCE, nonces, hello))))
     welcome = (await _reply(channel, "welcome")).welcome
     if not hmac.compare_digest(welcome.proof, _proof(secret, _DESTINATION, nonces, hello)):
-        raise IncompatiblePeer("the KV destination does not know this cluster's secret; nothing was sent to it")
+        raise WrongSecret("the KV destination does not know this cluster's secret; nothing was sent to it")
     return welcome
 
 
@@ -96,6 +96,7 @@ async def receive_hello(channel: DestinationChannel, endpoint: Endpoint) -> tupl
         raise VersionMismatch("a link begins with hello")
     hello = request.hello
     if not _is_proven(hello.protocol_version, endpoint):
+        channel.trust()
         _require_acceptable(hello, endpoint, channel.wire_name)
         return hello, b""
     nonce = secrets.token_bytes(NONCE_BYTES)
@@ -103,7 +104,8 @@ async def receive_hello(channel: DestinationChannel, endpoint: Endpoint) -> tupl
     nonces = hello.nonce + nonce
     answer = (await channel.read()).request
     if not hmac.compare_digest(answer.proof.proof, _proof(endpoint.secret, _SOURCE, nonces, hello)):
-        raise IncompatiblePeer("the KV source does not know this cluster's secret")
+        raise WrongSecret("the KV source does not know this cluster's secret")
+    channel.trust()
     _require_acceptable(hello, endpoint, channel.wire_name)
     return hello, _proof(endpoint.secret, _DESTINATION, nonces, hello)
 

@@ -11,7 +11,7 @@ commit or an abort from the source, so the destination can forget it.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor
@@ -31,7 +31,7 @@ class Endpoint:
     layout: KVLayout
     incarnation: str
     heads: HeadRange  # of the layout's KV heads, those that this process holds
-    secret: bytes = b""  # the cluster's; both ends prove that they know it
+    secret: bytes = field(default=b"", repr=False)  # the cluster's; both ends prove that they know it
     wire_dtype: WireDtype = WireDtype.SAME
 
 
@@ -101,6 +101,9 @@ class DestinationChannel(Protocol):
         """
 
     async def write(self, reply: pb.LinkReply) -> None: ...
+
+    def trust(self) -> None:
+        """The source has proved itself, or need not: from now on it may be told why it is refused."""
 
     async def prepare(self, welcome: pb.LinkWelcome, landing: Landing) -> None:
         """Open whatever payloads will come by, and say in the welcome where."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -24,7 +25,7 @@ from kv_transfer.inline import pack_on_host
 from kv_transfer.link import Landing, PackedPayload, ReceivedPayload
 from kv_transfer.nixl_agent import MemoryInDoubt
 from kv_transfer.nixl_window import NixlTarget, NixlWriter, Window
-from kv_transfer.staging import StagingRing, ring_bytes
+from kv_transfer.staging import Staged, StagingRing, ring_bytes, staged_bytes
 from kv_transfer.transport import TransferStats
 from kv_transfer.wire import PieceHeader, checksum_of
 
@@ -42,6 +43,7 @@ class NixlSource:
         """host: the destination's."""
         self._net_device = _net_device(host)
         self._thread = _AgentThread(stats)
+        self._placed: deque[Staged] = deque()  # the destination may still read them, oldest first
 
     async def attach(self, welcome: pb.LinkWelcome) -> None:
         memory = torch.empty(ring_bytes(welcome.credit_bytes), dtype=torch.uint8)
@@ -53,21 +55,26 @@ class NixlSource:
         return await pack_on_host(flat)
 
     async def put(self, piece: pb.Piece, flat: Tensor) -> None:
-        self._place = self._ring.take(flat.numel())
-        piece.offset = self._place.offset
+        place = self._ring.take(flat.numel())
+        self._placed.append(place)
+        piece.offset = place.offset
 
     async def push(self, flat: Tensor) -> None:
-        await self._thread.run(partial(self._write, flat))
+        await self._thread.run(partial(self._write, flat, self._placed[-1]))
 
     def on_credit(self, num_bytes: int) -> None:
-        self._ring.free_oldest(num_bytes)
+        """Credit comes in whole pieces, oldest first."""
+        while num_bytes > 0:
+            place = self._placed.popleft()
+            num_bytes -= staged_bytes(place.flat.numel())
+            place.release()
 
     async def close(self) -> None:
         self._thread.close()
 
-    def _write(self, flat: Tensor) -> None:
-        self._place.flat.copy_(flat)
-        self._writer.write(self._place.flat, self._place.offset, b"piece", PAYLOAD_TIMEOUT_S)
+    def _write(self, flat: Tensor, place: Staged) -> None:
+        place.flat.copy_(flat)
+        self._writer.write(place.flat, place.offset, b"piece", PAYLOAD_TIMEOUT_S)
 
 
 class NixlDestination:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
 import grpc
 import torch
 
-from common.errors import InvalidRequest, Overloaded, PeerLost, TransferTimeout
+from common.errors import IncompatiblePeer, InvalidRequest, Overloaded, PeerLost, TransferTimeout
 from common.identity import Ticket
 from common.pb import kv_transfer_pb2 as pb
 from common.transfer_config import TransferConfig
@@ -25,6 +26,8 @@ from kv_transfer.staging import FreshStaging, StagingRing, new_ring
 from kv_transfer.transport import Destination, LinkReport, Offer, OnPiece, TransferStats
 from kv_transfer.wire import PROTOCOL_VERSION
 
+logger = logging.getLogger(__name__)
+
 _MAX_REPLIES = 1024  # waiting to be written; a source that does not read its replies is read no further
 
 
@@ -38,11 +41,11 @@ class LinkReceiver:
         self,
         endpoint: Endpoint,
         listeners: Sequence[Listener],
-        staging_device: torch.device,
+        staging_device: Callable[[str], torch.device],
         config: TransferConfig,
         stats: TransferStats,
     ) -> None:
-        """listeners: fastest first."""
+        """listeners: fastest first. staging_device: where a transport's pieces land."""
         self.stats = stats
         self._endpoint = endpoint
         self._listeners = listeners
@@ -61,7 +64,8 @@ class LinkReceiver:
     async def open(self, worker_address: str) -> None:
         """Listen. worker_address: host:port of the worker's own gRPC server, which is bound."""
         for listener in self._listeners:
-            self._offers.append(Offer(listener.transport, await listener.open(worker_address, self.serve)))
+            serve = partial(self._serve, self._staging_device(listener.transport))
+            self._offers.append(Offer(listener.transport, await listener.open(worker_address, serve)))
 
     @property
     def destination(self) -> Destination:
@@ -99,7 +103,7 @@ class LinkReceiver:
         for event in ended:
             await event.wait()
 
-    async def serve(self, channel: DestinationChannel) -> None:
+    async def _serve(self, staging_device: torch.device, channel: DestinationChannel) -> None:
         """One source's link, from its hello to its end; runs within one task, and closes the channel.
 
         Raises: IncompatiblePeer, PeerLost, TransferTimeout, Overloaded; the source is to be told.
@@ -112,7 +116,10 @@ class LinkReceiver:
                     f"{self._config.max_links} KV links are open; raise transfer.max_links for more sources"
                 )
             async with self._until_closed():
-                await self._serve_link(channel)
+                await self._serve_link(staging_device, channel)
+        except IncompatiblePeer as error:
+            logger.warning("refused a KV link over %s: %s", channel.wire_name, error.message)
+            raise
         finally:
             await channel.close()
 
@@ -129,9 +136,9 @@ class LinkReceiver:
             del self._links[until_closed]
             ended.set()
 
-    async def _serve_link(self, channel: DestinationChannel) -> None:
+    async def _serve_link(self, staging_device: torch.device, channel: DestinationChannel) -> None:
         freed = FreedBytes(self._config.window_bytes)
-        ring = new_ring(self._config.window_bytes, self._staging_device, freed.add)
+        ring = new_ring(self._config.window_bytes, staging_device, freed.add)
         agreement, codec = await self._handshake(channel, ring)
         link = DestinationLink(agreement, codec, self._expected, self.stats)
         self._reports[link] = LinkReport(agreement.source_incarnation, channel.wire_name, None)
@@ -148,7 +155,7 @@ class LinkReceiver:
                 hello, proof = await receive_hello(channel, mine)
                 agreement = agreed_by_destination(hello, mine, self._config.window_bytes)
                 codec = PieceCodec(mine.layout, agreement.heads, mine.heads, mine.wire_dtype)
-                staging = FreshStaging(self._staging_device) if agreement.credit_bytes is None else ring
+                staging = FreshStaging(ring.memory.device) if agreement.credit_bytes is None else ring
                 welcome = new_welcome(mine, agreement, proof)
                 await channel.prepare(welcome, Landing(staging, codec))
                 await channel.write(pb.LinkReply(welcome=welcome))

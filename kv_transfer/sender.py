@@ -126,7 +126,10 @@ def _handshake_errors(offer: Offer, timeout_s: float) -> Iterator[None]:
         yield
     except TimeoutError as error:
         raise TransferTimeout(f"the handshake with {offer.address} took more than {timeout_s} s") from error
-    except (TransferError, IncompatiblePeer):
+    except IncompatiblePeer as error:
+        logger.warning("no KV link to %s: %s", offer.address, error.message)
+        raise
+    except TransferError:
         raise
     except ServingError as error:
         raise PeerLost(f"{offer.address} refused the KV link: {error.message}") from error

@@ -30,6 +30,9 @@ class Offer:
     address: str  # in the transport's own form: host:port, or a socket's name
 
 
+_TRANSPORTS_OF_VERSION_1 = ("grpc", "torch_dist")
+
+
 @dataclass(frozen=True)
 class Destination:
     """Where a decode worker receives KV, and which incarnation of it is meant."""
@@ -42,7 +45,8 @@ class Destination:
         return self.offers[0].address
 
     def to_pb(self) -> pb.Destination:
-        first = self.offers[0]
+        known_to_all = [offer for offer in self.offers if offer.transport in _TRANSPORTS_OF_VERSION_1]
+        first = (known_to_all or self.offers)[0]
         return pb.Destination(
             address=first.address,
             incarnation=self.incarnation,

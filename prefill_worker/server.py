@@ -40,13 +40,14 @@ class PrefillServer:
         config: ServeConfig, name: str, router_address: str, new_sender: SenderFactory = make_sender
     ) -> PrefillServer:
         """Load the model, then serve and register. Raises: ConfigError, ModelError."""
+        transfer_config = config.kv_transfer()  # a mistake in it is told before the model is loaded
         pool = config.pool(Role.PREFILL)
         path = await asyncio.to_thread(resolve_model, config.model.source)
         loaded = await asyncio.to_thread(build_engine, config.engine(Role.PREFILL, path))
         push = KVPush(loaded)
         engine = AsyncEngine(loaded, tap=push)
         incarnation = new_incarnation()
-        sender = new_sender(config.kv_transfer(), engine.layout, incarnation, engine.device)
+        sender = new_sender(transfer_config, engine.layout, incarnation, engine.device)
         sender.on_room = engine.wake
         worker = PrefillWorker(engine, push, sender, config.transfer.timeout_s)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -29,6 +30,10 @@ class Answer:
     token_s: list[float]  # when each token came; of one monotonic clock
     timings: pb.Timings
 
+    def stage_s(self, stage: Stage) -> float:
+        """By the router's account."""
+        return {stage.name: stage.seconds for stage in self.timings.stages}[stage]
+
     def sample(self, num_bytes: int | None) -> PromptSample:
         """`num_bytes`: of KV that were handed over; None when colocated."""
         first_gap_s, *later_gaps_s = (later - earlier for earlier, later in pairwise(self.token_s))
@@ -36,8 +41,7 @@ class Answer:
         return PromptSample(self.timings.ttft_s, first_gap_s, median(later_gaps_s), handoff)
 
     def _handoff(self, num_bytes: int) -> HandoffSample:
-        stages = {stage.name: stage.seconds for stage in self.timings.stages}
-        return HandoffSample(stages[Stage.TRANSFER], stages[Stage.DECODE_WAIT], num_bytes)
+        return HandoffSample(self.stage_s(Stage.TRANSFER), self.stage_s(Stage.DECODE_WAIT), num_bytes)
 
 
 class Client:
@@ -74,13 +78,22 @@ class Client:
         self._require_as_intended(last.timings, len(token_s), num_tokens)
         return Answer(token_s, last.timings)
 
+    async def ask_each(self, prompts: list[list[int]], num_tokens: int) -> list[Answer]:
+        """All at once. Raises: as `ask`, for the first that fails, which ends the others."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self.ask(prompt, num_tokens)) for prompt in prompts]
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        return [task.result() for task in tasks]
+
     async def kv_bytes_sent(self) -> int | None:
         """By the prefill worker, ever; None when colocated. Raises: ServingError."""
         if self._prefill is None:
             return None
         with typed_errors("the prefill worker"):
             status = await self._prefill.GetStatus(pb.WorkerStatusRequest(), timeout=TIMEOUT_S)
-        return int(status.counters["kv_bytes"])
+        return int(status.counters["kv_transfer_bytes_total"])
 
     def _require_as_intended(self, timings: pb.Timings, num_tokens: int, num_asked: int) -> None:
         if num_tokens != num_asked:

@@ -32,6 +32,11 @@ class PromptSample:
     decode_step_s: float  # the median gap between the tokens after that
     handoff: HandoffSample | None  # None: colocated, there is none
 
+    @property
+    def exposed_handoff_s(self) -> float:
+        """Compared with the decode steps of its own request: a step grows with the prompt it attends to."""
+        return self.first_gap_s - self.decode_step_s
+
 
 @dataclass(frozen=True)
 class HandoffSample:
@@ -104,11 +109,10 @@ def _prompt_medians(passes: Sequence[Pass]) -> Iterator[Median]:
 
 
 def _handoff_medians(at: str, samples: Sequence[PromptSample]) -> Iterator[Median]:
-    """A handoff is compared with the decode steps of its own request: a step grows with the prompt it attends to."""
     handoffs = [sample.handoff for sample in samples if sample.handoff is not None]
     if not handoffs:
         return
-    exposed_s = median(sample.first_gap_s - sample.decode_step_s for sample in samples)
+    exposed_s = median(sample.exposed_handoff_s for sample in samples)
     parts: tuple[tuple[str, Callable[[HandoffSample], float]], ...] = (
         ("transfer", lambda handoff: handoff.transfer_s),
         ("decode_wait", lambda handoff: handoff.decode_wait_s),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -93,9 +92,4 @@ async def _prompt_sample(client: Client, num_tokens: int) -> PromptSample:
 
 async def _tpot_of_each(client: Client, num_streams: int) -> list[float]:
     prompts = client.prompts(num_streams, STREAM_PROMPT_TOKENS)
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(client.ask(prompt, STREAM_OUTPUT_TOKENS)) for prompt in prompts]
-    except ExceptionGroup as failures:
-        raise failures.exceptions[0] from None  # the first one ended the others
-    return [task.result().timings.tpot_s for task in tasks]
+    return [answer.timings.tpot_s for answer in await client.ask_each(prompts, STREAM_OUTPUT_TOKENS)]

@@ -17,6 +17,7 @@ from cluster.host import MemberSpec
 from cluster.plan import LOOPBACK, Overrides, Plan, make_plan, with_free_ports
 from cluster.processes import ProcessHost, python_command
 from cluster.registry_client import follow_status
+from cluster.run_secret import with_secret
 from cluster.supervisor import Backoff, MemberEvent, Supervisor
 from common.config import Role, ServeConfig
 from common.pb import serving_pb2 as pb
@@ -60,6 +61,11 @@ async def run_system(plan: Plan, log_folder: Path, work: Coroutine[Any, Any, T])
 
     Raises: ConfigError or MemberGivenUp, with its last words, when a member dies; whatever `work` raises.
     """
+    with with_secret(plan, log_folder) as plan:
+        return await _run_members(plan, log_folder, work)
+
+
+async def _run_members(plan: Plan, log_folder: Path, work: Coroutine[Any, Any, T]) -> T:
     config_path = log_folder / "serve.yaml"
     plan.write(config_path)
 

@@ -102,6 +102,11 @@ def command_line(pid: int) -> str:
         return ""
 
 
+def environment(pid: int) -> str:
+    """As the process was started with."""
+    return Path(f"/proc/{pid}/environ").read_text()
+
+
 def _stat(pid: int) -> list[str]:
     """The fields after the command's name: state, parent, ..."""
     try:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.cluster.pdserve_process import is_alive, pdserve, until
+from tests.cluster.pdserve_process import END_S, ROOT, is_alive, pdserve, until
 
 ANY_PORTS = ("--http-port", "0", "--grpc-port", "0", "--control-port", "0")
 
@@ -37,6 +39,7 @@ async def complaint_about(config: str, folder: Path) -> str:
         ("model: {source: /no/such/model.gguf}", "no such file or folder: /no/such/model.gguf"),
         ("decode: {replicas: 0}", "start at least one of each"),
         ("router: {host: 192.0.2.1}", "cannot listen on 192.0.2.1"),
+        ("security: {secret_file: /no/such/secret}", "security.secret_file: cannot read /no/such/secret"),
     ],
 )
 async def test_a_wrong_config_is_refused_by_name(config: str, words: str, tmp_path: Path) -> None:
@@ -80,3 +83,16 @@ async def test_a_log_folder_that_cannot_be_made_is_named(tiny_config: Path, tmp_
     (tmp_path / "file").write_text("in the way")
     words = await complaint("up", "--config", str(tiny_config), logs=tmp_path / "file" / "logs")
     assert "cannot make the log folder" in words
+
+
+async def test_a_bare_worker_that_others_could_reach_without_a_secret_ends_before_it_loads_anything(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "serve.yaml").write_text("model: {source: /no/such/model.gguf}\nprefill: {host: 0.0.0.0}")
+    command = [sys.executable, "-m", "prefill_worker", "--config", str(tmp_path / "serve.yaml")]
+    worker = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stderr=asyncio.subprocess.PIPE)
+    async with asyncio.timeout(END_S):
+        _, errors = await worker.communicate()
+    assert worker.returncode == 2
+    assert b"prefill.host is 0.0.0.0" in errors
+    assert b"security.secret_file" in errors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import tempfile
@@ -13,7 +14,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.cluster.pdserve_process import pdserve
+from common.errors import IncompatiblePeer
+from tests.cluster.pdserve_process import all_pids, command_line, pdserve
+from tests.cluster.stranger import connect, decode_worker_of
 
 RAY_SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
 CLUSTER = """
@@ -38,6 +41,7 @@ CLUSTER = """
 @dataclass(frozen=True)
 class RayCluster:
     address: str
+    scratch: Path  # everything that Ray writes, its logs too
     owner: subprocess.Popen[str]
 
     def free_roles(self) -> list[str]:
@@ -64,7 +68,7 @@ def ray_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[RayCluster]:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         owner = subprocess.Popen(command, text=True, **pipes)
         try:
-            yield RayCluster(_line(owner, "address")[0], owner)
+            yield RayCluster(_line(owner, "address")[0], Path(scratch), owner)
         finally:
             owner.communicate("", timeout=60)
 
@@ -74,16 +78,27 @@ async def test_workers_run_on_the_nodes_of_their_role(
     ray_cluster: RayCluster, tiny_config: Path, tmp_path: Path
 ) -> None:
     assert ray_cluster.free_roles() == ["prefill", "decode"]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        control_port = free.getsockname()[1]
     arguments = ("up", "--address", ray_cluster.address, "--config", str(tiny_config))
-    async with pdserve(*arguments, logs=tmp_path) as up:
+    async with pdserve(*arguments, "--control-port", str(control_port), logs=tmp_path) as up:
         url = await up.url()
         async with httpx.AsyncClient(timeout=60) as client:
             body = {"model": "tiny", "prompt": "Hello", "max_tokens": 4}
             response = await client.post(f"{url}/v1/completions", json=body)
         assert response.status_code == 200, response.text
         assert ray_cluster.free_roles() == []
+        secret = (tmp_path / "secret").read_bytes()
+        decode = await decode_worker_of(f"{httpx.URL(url).host}:{control_port}")
+        await connect(decode, secret)
+        with pytest.raises(IncompatiblePeer, match="does not know this cluster's secret"):
+            await connect(decode, b"the secret of another run")
+        assert not any(secret.decode() in command_line(pid) for pid in all_pids())
         assert await up.stop() == 0
         assert await up.errors() == ""
+    written = [path for folder in (ray_cluster.scratch, tmp_path) for path in folder.rglob("*") if path.is_file()]
+    assert any(path.suffix == ".log" for path in written)
+    assert [path for path in written if secret in path.read_bytes()] == []
 
 
 @pytest.mark.parametrize(

@@ -68,3 +68,33 @@ def test_an_engine_gets_its_own_pools_settings() -> None:
 @pytest.mark.parametrize(("source", "name"), [("a/b/My.gguf", "My"), ("org/model", "model"), ("folder/", "folder")])
 def test_the_served_name_comes_from_the_source(source: str, name: str) -> None:
     assert ServeConfig.model_validate({"model": {"source": source}}).model.served_name == name
+
+
+# ---------------------------------------------------------------- the secret
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "[::1]", "::1", "localhost"])
+def test_on_loopback_a_worker_needs_no_secret(host: str) -> None:
+    assert ServeConfig.model_validate({"decode": {"host": host}}).kv_transfer().secret == b""
+
+
+@pytest.mark.parametrize("role", list(Role))
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.5", "::", "node-7"])
+def test_a_worker_that_others_can_reach_needs_a_secret_and_is_told_how_to_make_one(role: Role, host: str) -> None:
+    config = ServeConfig.model_validate({role: {"host": host}})
+    with pytest.raises(ConfigError, match=rf"{role}\.host is {host}.*Set security\.secret_file .*openssl rand -hex 32"):
+        config.kv_transfer()
+
+
+def test_with_a_secret_a_worker_may_listen_anywhere(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("0123456789abcdef\n")
+    security = {"secret_file": tmp_path / "secret"}
+    config = ServeConfig.model_validate({"decode": {"host": "0.0.0.0"}, "security": security})
+    assert config.kv_transfer().secret == b"0123456789abcdef"
+
+
+def test_a_secret_that_could_be_guessed_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("  hunter2 \n")
+    config = ServeConfig.model_validate({"security": {"secret_file": tmp_path / "secret"}})
+    with pytest.raises(ConfigError, match="holds 7 bytes; a secret needs 16"):
+        config.kv_transfer()
