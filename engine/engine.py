@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
@@ -21,15 +22,16 @@ from engine.scheduler import Scheduler
 from engine.sequence import SampledToken, ScheduledSequence, Sequence
 from engine.upload import upload
 
+# Called with a layer's index: K and V of the scheduled tokens are in the cache for it, and will not change.
+OnLayerComputed = Callable[[int], None]
+
 
 class StepObserver(Protocol):
-    """What a worker watches of each step, on the engine's thread. KV transfer hangs on these three."""
+    """What a worker watches of each step, on the engine's thread. KV transfer hangs on it."""
 
-    def on_scheduled(self, scheduled: Seq[ScheduledSequence]) -> None:
-        """The step's work is chosen and about to run."""
-
-    def on_layer_computed(self, layer: int) -> None:
-        """K and V of the scheduled tokens are in the cache for this layer, and will not change."""
+    def on_scheduled(self, scheduled: Seq[ScheduledSequence]) -> OnLayerComputed | None:
+        """The step's work is chosen and about to run. Who returns a function is told of each layer; the others save
+        the engine the time to stop after each."""
 
     def on_sampled(self, sampled: Seq[SampledToken]) -> None:
         """The step's tokens; finished sequences are already gone, and others may be removed from here."""
@@ -138,9 +140,9 @@ class Engine:
         scheduled = self._scheduler.schedule()
         if not scheduled:
             return False
-        observer.on_scheduled(scheduled)
+        on_layer_computed = observer.on_scheduled(scheduled)
         batch = build_batch(scheduled, self._kv_cache.shape.block_size, self._kv_cache.device)
-        logits = self._forward(batch, observer.on_layer_computed)
+        logits = self._forward(batch, on_layer_computed)
         tokens = self._sample(logits, scheduled)
         self.num_steps += 1
         observer.on_sampled(self._commit(scheduled, tokens))

@@ -13,7 +13,7 @@ from common.engine_config import EngineConfig
 from common.errors import ConfigError, InvalidRequest, NoFreeBlocks, PromptTooLong
 from common.sampling import FinishReason, SamplingParams
 from engine.build import build_engine
-from engine.engine import Engine
+from engine.engine import Engine, OnLayerComputed
 from engine.sequence import SampledToken, ScheduledSequence, Sequence
 
 GREEDY = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
@@ -28,13 +28,11 @@ class Recorder:
         self.layers: list[int] = []
         self.num_mixed_steps = 0
 
-    def on_scheduled(self, scheduled: Seq[ScheduledSequence]) -> None:
+    def on_scheduled(self, scheduled: Seq[ScheduledSequence]) -> OnLayerComputed:
         lengths = [part.num_scheduled_tokens for part in scheduled]
         assert lengths == sorted(lengths, key=lambda length: length > 1)
         self.num_mixed_steps += 1 in lengths and max(lengths) > 1
-
-    def on_layer_computed(self, layer: int) -> None:
-        self.layers.append(layer)
+        return self.layers.append
 
     def on_sampled(self, sampled: Seq[SampledToken]) -> None:
         for each in sampled:
