@@ -20,8 +20,8 @@ _MASK = 2**64 - 1
 _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
-def sample(logits: Tensor, params: Seq[SamplingParams], positions: Seq[int]) -> list[int]:
-    """One token id per row.
+def sample(logits: Tensor, params: Seq[SamplingParams], positions: Seq[int]) -> Tensor:
+    """One token id per row, on the logits' device: [num_rows] int64. Waits for nothing.
 
     logits: [num_rows, vocab_size] float32. positions: where each new token will stand in its sequence.
     """
@@ -32,8 +32,7 @@ def sample(logits: Tensor, params: Seq[SamplingParams], positions: Seq[int]) -> 
         keys = [_key(params[row].seed, positions[row]) for row in random_rows]
         scores = _restrict(logits[rows], [params[row] for row in random_rows])
         greedy[rows] = argmax_rows(scores + gumbel_noise(keys, logits.shape[-1], logits.device))
-    tokens: list[int] = greedy.tolist()
-    return tokens
+    return greedy
 
 
 def argmax_rows(scores: Tensor) -> Tensor:
