@@ -12,7 +12,9 @@ import pytest
 from common.engine_config import EngineConfig
 from common.errors import ConfigError, InvalidRequest, NoFreeBlocks, PromptTooLong
 from common.sampling import FinishReason, SamplingParams
+from engine import engine as engine_module
 from engine.build import build_engine
+from engine.download import Download
 from engine.engine import Engine, OnLayerComputed
 from engine.sequence import SampledToken, ScheduledSequence, Sequence
 
@@ -150,6 +152,22 @@ def test_kv_for_a_removed_sequence_is_dropped(engine: Engine) -> None:
 def test_every_layer_is_announced_once_per_step(engine: Engine) -> None:
     sequence = Sequence([1, 2, 3], replace(GREEDY, max_tokens=2))
     assert run(engine, sequence).layers == [0, 1, 2, 3, 0, 1, 2, 3]
+
+
+def test_what_does_not_depend_on_a_steps_tokens_is_done_before_they_are_waited_for(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sequence = Sequence([1, 2, 3], replace(GREEDY, max_tokens=2))
+    seen: list[tuple[int, int]] = []
+
+    class Watched(Download):
+        def tolist(self) -> list[int]:
+            seen.append((sequence.num_computed_tokens, sequence.num_tokens))
+            return super().tolist()
+
+    monkeypatch.setattr(engine_module, "Download", Watched)
+    run(engine, sequence)
+    assert seen == [(3, 3), (4, 4)]
 
 
 def test_a_thousand_sequences_in_any_history_leave_no_block_behind_and_change_no_answer(tiny_model: Path) -> None:
