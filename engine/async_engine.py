@@ -15,7 +15,7 @@ import torch
 
 from common.kv_layout import KVLayout
 from engine.block_manager import CacheEvents
-from engine.engine import Engine, EngineLimits, EngineLoad, StepObserver
+from engine.engine import Engine, EngineLimits, EngineLoad, OnLayerComputed, StepObserver
 from engine.loop import EngineLoop, EngineStopped
 from engine.sequence import SampledToken, ScheduledSequence, Sequence
 
@@ -122,18 +122,14 @@ class _Bridge:
         self._tap = tap
         self._started: set[Sequence] = set()
 
-    def on_scheduled(self, scheduled: Seq[ScheduledSequence]) -> None:
-        if self._tap is not None:
-            self._tap.on_scheduled(scheduled)
+    def on_scheduled(self, scheduled: Seq[ScheduledSequence]) -> OnLayerComputed | None:
+        on_layer_computed = None if self._tap is None else self._tap.on_scheduled(scheduled)
         now = {part.sequence for part in scheduled}
         fresh = [part for part in scheduled if part.sequence not in self._started]
         self._started = now | {sequence for sequence in self._started if sequence.block_table}
         if fresh:
             self._post([(part.sequence, Started(part.start)) for part in fresh])
-
-    def on_layer_computed(self, layer: int) -> None:
-        if self._tap is not None:
-            self._tap.on_layer_computed(layer)
+        return on_layer_computed
 
     def on_sampled(self, sampled: Seq[SampledToken]) -> None:
         if self._tap is not None:

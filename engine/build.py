@@ -10,7 +10,7 @@ import torch
 from common.engine_config import EngineConfig
 from common.errors import ConfigError
 from common.kv_layout import KVLayout
-from engine.attention.base import AttentionBackend, default_block_size
+from engine.attention.base import default_block_size
 from engine.attention.select import CAPTURABLE, select_attention
 from engine.block_manager import BlockManager
 from engine.cuda_graphs import Capture, CudaCapture, DecodeGraphs, DecodeShape
@@ -21,6 +21,8 @@ from engine.kv_cache_size import kv_cache_bytes
 from engine.model.config import ModelConfig
 from engine.model.dtype import resolve_device, resolve_dtype
 from engine.model.weights import LoadedModel, load_model
+from engine.native.attention import NativeAttention
+from engine.native.kernels import NativeKernels
 from engine.native.load import load_native
 from engine.native.model import accelerate, can_accelerate
 from engine.scheduler import Scheduler
@@ -55,7 +57,8 @@ def assemble_engine(
     """
     dtype = loaded.model.dtype
     num_threads = torch.get_num_threads()
-    attention = _native_attention(config, loaded, device, dtype) or select_attention(config.attention, device, dtype)
+    kernels = _native_kernels(config, loaded, device)
+    attention = select_attention(config.attention, device, dtype) if kernels is None else NativeAttention(kernels)
     if attention.name not in CAPTURABLE:
         capture = None
     num_scratch_blocks = 0 if capture is None else 1  # for padding rows, and given to no sequence
@@ -64,7 +67,11 @@ def assemble_engine(
     capacity = num_blocks * shape.block_size
     description = _describe(loaded, config, shape, capacity)
     kv_cache = KVCache(shape, dtype, device)
-    forward: Forward = EagerForward(loaded.model, kv_cache, attention)
+    forward: Forward
+    if kernels is None:
+        forward = EagerForward(loaded.model, kv_cache, attention)
+    else:
+        forward = accelerate(loaded, kernels, kv_cache)
     if capture is not None:
         limits = description.limits
         decodes = DecodeShape(
@@ -104,21 +111,19 @@ def _describe(loaded: LoadedModel, config: EngineConfig, shape: KVCacheShape, ca
     return EngineDescription(layout, limits, loaded.config.eos_token_ids)
 
 
-def _native_attention(
-    config: EngineConfig, loaded: LoadedModel, device: torch.device, dtype: torch.dtype
-) -> AttentionBackend | None:
-    """Move the whole model to the native CPU kernels, if that is wanted and can be.
+def _native_kernels(config: EngineConfig, loaded: LoadedModel, device: torch.device) -> NativeKernels | None:
+    """The CPU kernels for the whole model, if they are wanted and can be had.
 
-    Raises: ConfigError when it was asked for by name and cannot be.
+    Raises: ConfigError when they were asked for by name and cannot be had.
     """
     if config.attention not in ("auto", "native") or (config.attention == "auto" and device.type != "cpu"):
         return None
-    if device.type == "cpu" and can_accelerate(loaded.model, loaded.config, dtype):
+    if device.type == "cpu" and can_accelerate(loaded):
         kernels = load_native(torch.get_num_threads())
         if kernels is not None:
             if loaded.config.experts is None:  # torch has little left to do, and its idle threads would spin
                 torch.set_num_threads(1)
-            return accelerate(loaded.model, kernels)
+            return kernels
     if config.attention == "native":
         raise ConfigError("attention: native needs a CPU with AVX512-BF16, a C++ compiler and dtype bfloat16; use auto")
     return None

@@ -15,6 +15,7 @@ from common.kv_layout import KVLayout
 from common.sampling import FinishReason
 from engine.batch import build_batch
 from engine.block_manager import CacheEvents, slot_mapping
+from engine.download import Download
 from engine.forward import Forward
 from engine.kv_cache import KVCache
 from engine.sampler import sample
@@ -22,15 +23,16 @@ from engine.scheduler import Scheduler
 from engine.sequence import SampledToken, ScheduledSequence, Sequence
 from engine.upload import upload
 
+# Called with a layer's index: K and V of the scheduled tokens are in the cache for it, and will not change.
+OnLayerComputed = Callable[[int], None]
+
 
 class StepObserver(Protocol):
-    """What a worker watches of each step, on the engine's thread. KV transfer hangs on these three."""
+    """What a worker watches of each step, on the engine's thread. KV transfer hangs on it."""
 
-    def on_scheduled(self, scheduled: Seq[ScheduledSequence]) -> None:
-        """The step's work is chosen and about to run."""
-
-    def on_layer_computed(self, layer: int) -> None:
-        """K and V of the scheduled tokens are in the cache for this layer, and will not change."""
+    def on_scheduled(self, scheduled: Seq[ScheduledSequence]) -> OnLayerComputed | None:
+        """The step's work is chosen and about to run. Who returns a function is told of each layer; the others save
+        the engine the time to stop after each."""
 
     def on_sampled(self, sampled: Seq[SampledToken]) -> None:
         """The step's tokens; finished sequences are already gone, and others may be removed from here."""
@@ -145,35 +147,34 @@ class Engine:
         scheduled = self._scheduler.schedule()
         if not scheduled:
             return False
-        observer.on_scheduled(scheduled)
+        on_layer_computed = observer.on_scheduled(scheduled)
         batch = build_batch(scheduled, self._kv_cache.shape.block_size, self._kv_cache.device)
-        logits = self._forward(batch, observer.on_layer_computed)
+        logits = self._forward(batch, on_layer_computed)
         tokens = self._sample(logits, scheduled)
+        self._advance(scheduled)  # while the tokens are on their way from the device
         self.num_steps += 1
-        observer.on_sampled(self._commit(scheduled, tokens))
+        observer.on_sampled(self._commit(scheduled, tokens.tolist()))
         return True
 
-    def _sample(self, logits: Tensor, scheduled: Seq[ScheduledSequence]) -> list[int]:
+    def _sample(self, logits: Tensor, scheduled: Seq[ScheduledSequence]) -> Download:
         sequences = [part.sequence for part in scheduled if part.is_sampled]
-        if not sequences:
-            return []
-        return sample(logits, [s.sampling for s in sequences], [s.num_tokens for s in sequences])
+        return Download(sample(logits, [s.sampling for s in sequences], [s.num_tokens for s in sequences]))
 
-    def _commit(self, scheduled: Seq[ScheduledSequence], tokens: list[int]) -> list[SampledToken]:
-        next_token = iter(tokens)
-        sampled: list[SampledToken] = []
+    def _advance(self, scheduled: Seq[ScheduledSequence]) -> None:
+        """Take note of what the step computes, as far as its tokens do not matter."""
         for part in scheduled:
-            is_sampled = part.is_sampled
             part.sequence.num_computed_tokens = part.end
             self._scheduler.publish(part.sequence, part.start)
-            if not is_sampled:
-                continue
-            token = next(next_token)
-            part.sequence.token_ids.append(token)
-            finish_reason = self._finish_reason(part.sequence, token)
+
+    def _commit(self, scheduled: Seq[ScheduledSequence], tokens: list[int]) -> list[SampledToken]:
+        sampled: list[SampledToken] = []
+        sequences = [part.sequence for part in scheduled if part.is_sampled]
+        for sequence, token in zip(sequences, tokens, strict=True):
+            sequence.token_ids.append(token)
+            finish_reason = self._finish_reason(sequence, token)
             if finish_reason is not None:
-                self._scheduler.remove(part.sequence)
-            sampled.append(SampledToken(part.sequence, token, finish_reason))
+                self._scheduler.remove(sequence)
+            sampled.append(SampledToken(sequence, token, finish_reason))
         return sampled
 
     def _finish_reason(self, sequence: Sequence, token: int) -> FinishReason | None:

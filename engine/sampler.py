@@ -15,14 +15,13 @@ from torch import Tensor
 from common.sampling import SamplingParams
 from engine.upload import upload
 
-_SPAN, _MANY_ROWS = 64, 4  # a span divides the vocabulary of nearly every model
 _MASK = 2**64 - 1
 # SplitMix64 (Steele, Lea, Flood 2014): its increment and its two multipliers.
 _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
-def sample(logits: Tensor, params: Seq[SamplingParams], positions: Seq[int]) -> list[int]:
-    """One token id per row.
+def sample(logits: Tensor, params: Seq[SamplingParams], positions: Seq[int]) -> Tensor:
+    """One token id per row, on the logits' device: [num_rows] int64. Waits for nothing.
 
     logits: [num_rows, vocab_size] float32. positions: where each new token will stand in its sequence.
     """
@@ -33,22 +32,17 @@ def sample(logits: Tensor, params: Seq[SamplingParams], positions: Seq[int]) -> 
         keys = [_key(params[row].seed, positions[row]) for row in random_rows]
         scores = _restrict(logits[rows], [params[row] for row in random_rows])
         greedy[rows] = argmax_rows(scores + gumbel_noise(keys, logits.shape[-1], logits.device))
-    tokens: list[int] = greedy.tolist()
-    return tokens
+    return greedy
 
 
 def argmax_rows(scores: Tensor) -> Tensor:
     """scores.argmax(dim=-1), the first of equals. [num_rows, vocab_size] -> [num_rows] int64.
 
-    On a CPU torch compares one by one for an index and many at once for a value alone: so first which span of the
-    row has the highest score, then where in it. Ten times as fast for 32 rows; for one row it is more calls than gain.
+    On a CPU numpy looks at many numbers at once where torch compares them one by one: three times as fast or more.
     """
-    num_rows, vocab_size = scores.shape
-    if scores.device.type != "cpu" or num_rows < _MANY_ROWS or vocab_size % _SPAN:
-        return scores.argmax(dim=-1)
-    spans = scores.view(num_rows, -1, _SPAN)
-    best = spans.amax(dim=-1).argmax(dim=-1)
-    return best * _SPAN + spans[torch.arange(num_rows), best].argmax(dim=-1)
+    if scores.device.type == "cpu":
+        return torch.from_numpy(scores.numpy().argmax(axis=-1))
+    return scores.argmax(dim=-1)
 
 
 def gumbel_noise(keys: Seq[int], vocab_size: int, device: torch.device) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from engine.engine import Engine
+from engine.engine import Engine, OnLayerComputed
 from engine.sequence import SampledToken, ScheduledSequence, Sequence
 from kv_transfer.plan import LayerGroups
 from kv_transfer.transport import KVPiece, OutgoingTransfer
@@ -49,15 +49,16 @@ class KVPush:
         """Stop sending. Safe to call again."""
         self._pushes.pop(sequence, None)
 
-    def on_scheduled(self, scheduled: Seq[ScheduledSequence]) -> None:
+    def on_scheduled(self, scheduled: Seq[ScheduledSequence]) -> OnLayerComputed | None:
         self._chunks = []
         for part in scheduled:
             push = self._pushes.get(part.sequence)
             if push is not None:
                 self._send_cached(part, push)
                 self._chunks.append(self._next_chunk(part.sequence, push, part.end))
+        return self._on_layer_computed if self._chunks else None
 
-    def on_layer_computed(self, layer: int) -> None:
+    def _on_layer_computed(self, layer: int) -> None:
         for chunk in self._chunks:
             self._send_ready(chunk, layer)
 

@@ -24,9 +24,7 @@ class Linear(ctypes.Structure):
 class RmsNorm(ctypes.Structure):
     _fields_ = (
         ("x", c_void_p),
-        ("residual", c_void_p),
         ("weight", c_void_p),
-        ("sum", c_void_p),
         ("y", c_void_p),
         ("m", c_int64),
         ("n", c_int64),
@@ -34,11 +32,24 @@ class RmsNorm(ctypes.Structure):
     )
 
 
+class HeadNorms(ctypes.Structure):
+    _fields_ = (
+        ("qkv", c_void_p),
+        ("q_weight", c_void_p),
+        ("k_weight", c_void_p),
+        ("tokens", c_int64),
+        ("heads", c_int64),
+        ("kv_heads", c_int64),
+        ("head_dim", c_int64),
+        ("eps", c_float),
+    )
+
+
 class RotaryAndCache(ctypes.Structure):
     _fields_ = (
         ("qkv", c_void_p),
-        ("cos", c_void_p),
-        ("sin", c_void_p),
+        ("angles", c_void_p),
+        ("positions", c_void_p),
         ("slots", c_void_p),
         ("keys", c_void_p),
         ("values", c_void_p),
@@ -74,6 +85,8 @@ class Layer(ctypes.Structure):
     _fields_ = (
         ("attention_norm", c_void_p),
         ("mlp_norm", c_void_p),
+        ("q_norm", c_void_p),
+        ("k_norm", c_void_p),
         ("qkv", Linear),
         ("o", Linear),
         ("gate_up", Linear),
@@ -94,14 +107,37 @@ class LayerStep(ctypes.Structure):
     _fields_ = (
         ("tokens", c_int64),
         ("sequences", c_int64),
-        ("cos", c_void_p),
-        ("sin", c_void_p),
+        ("angles", c_void_p),
+        ("positions", c_void_p),
         ("slots", c_void_p),
         ("block_table", c_void_p),
         ("table_width", c_int64),
         ("query_start", c_void_p),
         ("seq_lens", c_void_p),
+        ("x", c_void_p),
         ("workspace", c_void_p),
+    )
+
+
+class Model(ctypes.Structure):
+    _fields_ = (
+        ("embedding", c_void_p),
+        ("layers", ctypes.POINTER(Layer)),
+        ("norm", c_void_p),
+        ("lm_head", Linear),
+        ("vocab_size", c_int64),
+        ("num_positions", c_int64),
+        ("eps", c_float),
+    )
+
+
+class ModelStep(ctypes.Structure):
+    _fields_ = (
+        ("of_layers", LayerStep),
+        ("token_ids", c_void_p),
+        ("logits_indices", c_void_p),
+        ("sampled", c_int64),
+        ("logits", c_void_p),
     )
 
 
@@ -115,11 +151,14 @@ def open_library(path: Path) -> ctypes.CDLL:
     library.kernels_read_memory.argtypes, library.kernels_read_memory.restype = (c_void_p, c_void_p, c_int64), c_float
     library.kernels_multiply_registers.argtypes = (c_void_p, c_int64)
     library.kernels_multiply_registers.restype = c_float
-    layer, step = ctypes.POINTER(Layer), ctypes.POINTER(LayerStep)
-    library.kernels_layer.argtypes, library.kernels_layer.restype = (c_void_p, layer, step, c_void_p), None
+    model_step = c_void_p, ctypes.POINTER(Model), ctypes.POINTER(ModelStep)
+    library.kernels_embed.argtypes, library.kernels_embed.restype = model_step, c_int
+    library.kernels_layers.argtypes, library.kernels_layers.restype = (*model_step, c_int64, c_int64), None
+    library.kernels_logits.argtypes, library.kernels_logits.restype = model_step, None
     for function, operation in (
         (library.kernels_linear, Linear),
         (library.kernels_rms_norm, RmsNorm),
+        (library.kernels_head_norms, HeadNorms),
         (library.kernels_rotary_and_cache, RotaryAndCache),
         (library.kernels_attention, Attention),
     ):

@@ -13,28 +13,35 @@ from engine.model.layers import RotaryEmbedding
 from engine.native.kernels import NativeKernels
 
 
+def angle_table(rotary: RotaryEmbedding, num_positions: int) -> Tensor:
+    """How far each position is turned, computed once: [num_positions, head_dim] float32, cosines and then sines."""
+    angles = torch.arange(num_positions)[:, None].float() * rotary.frequencies
+    return torch.cat((angles.cos(), angles.sin()), dim=-1)
+
+
 @dataclass(frozen=True)
 class NativeRotation:
-    """One step's angles, each [num_tokens, head_dim / 2] float32; the same tensors for every layer."""
+    """One step's positions [num_tokens] in the table of angles; the same for every layer."""
 
-    cos: Tensor
-    sin: Tensor
+    angles: Tensor
+    positions: Tensor
     kernels: NativeKernels
 
     def into_cache(self, qkv: Tensor, kv_cache: KVCache, layer: int, slot_mapping: Tensor) -> Tensor:
-        key_cache, value_cache = kv_cache.layer(layer)
-        flat = qkv.view(qkv.shape[0], -1)
-        return self.kernels.rotary_and_cache(flat, self.cos, self.sin, slot_mapping, key_cache, value_cache)
+        flat, caches = qkv.view(qkv.shape[0], -1), kv_cache.layer(layer)
+        return self.kernels.rotary_and_cache(flat, self.angles, self.positions, slot_mapping, caches)
 
 
 class NativeRotaryEmbedding:
-    def __init__(self, rotary: RotaryEmbedding, kernels: NativeKernels) -> None:
-        self._frequencies = rotary.frequencies
+    def __init__(self, angles: Tensor, kernels: NativeKernels) -> None:
+        self._angles = angles
         self._kernels = kernels
 
     def rotation(self, positions: Tensor, dtype: torch.dtype) -> NativeRotation:
-        angles = positions[:, None].float() * self._frequencies
-        return NativeRotation(angles.cos(), angles.sin(), self._kernels)
+        """Raises: IndexError."""
+        if positions.max() >= self._angles.shape[0]:
+            raise IndexError(f"a position is not within [0, {self._angles.shape[0]})")
+        return NativeRotation(self._angles, positions, self._kernels)
 
 
 class NativeAttention:

@@ -1,9 +1,8 @@
 """The kernels as Python calls them: contiguous bfloat16 tensors on the CPU in, bfloat16 out, sums in float32.
 
 A row's result depends on neither the number of threads nor the rest of the batch. Not thread-safe: one engine, one
-NativeKernels, on the engine's thread. Wrong shapes and dtypes are our own bugs, hence asserts; the structures passed to
-C are kept and only their changing fields set, as a decode step of a small model makes hundreds of these calls where it
-cannot call a layer at once.
+NativeKernels, on the engine's thread. Wrong shapes and dtypes are our own bugs, hence asserts. The operations one by
+one serve models that cannot be called whole, tests and benches; a dense model's step is embed, layers, logits.
 """
 
 from __future__ import annotations
@@ -31,10 +30,6 @@ class NativeKernels:
         self.num_threads = num_threads
         self._library = library
         self._handle = ctypes.c_void_p(library.kernels_create(num_threads))
-        self._norm, self._rotary = abi.RmsNorm(), abi.RotaryAndCache()
-        self._attention = abi.Attention()
-        self._attention_step: AttentionMetadata | None = None
-        self._rotary_step: tuple[Tensor, Tensor, Tensor] | None = None
         weakref.finalize(self, library.kernels_destroy, self._handle)
 
     # ---------------------------------------------------------------- linear layers
@@ -79,16 +74,11 @@ class NativeKernels:
     def _linear(self, x: Tensor, weight: PackedLinear, residual: Tensor | None, output: Output) -> Tensor:
         m, in_features = x.shape
         assert in_features == weight.in_features
-        assert _is_dense(x)
         y = torch.empty(m, weight.out_features, dtype=torch.float32 if output is Output.FLOAT32 else torch.bfloat16)
         operation = weight.operation
-        operation.x, operation.y, operation.m, operation.output = x.data_ptr(), y.data_ptr(), m, output
-        if residual is None:
-            operation.residual = None
-        else:
-            assert residual.shape == y.shape
-            assert _is_dense(residual)
-            operation.residual = residual.data_ptr()
+        assert residual is None or residual.shape == y.shape
+        operation.x, operation.y, operation.m, operation.output = address_of(x), y.data_ptr(), m, output
+        operation.residual = None if residual is None else address_of(residual)
         self._library.kernels_linear(self._handle, operation)
         return y
 
@@ -96,71 +86,44 @@ class NativeKernels:
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x [m, n], weight [n]: [m, n]; rounded where engine.model.layers.RMSNorm rounds."""
-        y = torch.empty_like(x)
-        self._norm.residual = None
-        self._rms_norm(x, weight, eps, y)
+        y, (m, n) = torch.empty_like(x), x.shape
+        assert weight.shape == (n,)
+        operation = abi.RmsNorm(address_of(x), address_of(weight), y.data_ptr(), m, n, eps)
+        self._library.kernels_rms_norm(self._handle, operation)
         return y
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """x + residual, and that normalised; both [m, n]."""
-        assert residual.shape == x.shape
-        assert _is_dense(residual)
-        total, y = torch.empty_like(x), torch.empty_like(x)
-        self._norm.residual, self._norm.sum = residual.data_ptr(), total.data_ptr()
-        self._rms_norm(x, weight, eps, y)
-        return total, y
-
-    def _rms_norm(self, x: Tensor, weight: Tensor, eps: float, y: Tensor) -> None:
-        operation = self._norm
-        operation.m, operation.n = x.shape
-        operation.x, operation.weight, operation.y = x.data_ptr(), weight.data_ptr(), y.data_ptr()
-        operation.eps = eps
-        assert weight.shape == x.shape[1:]
-        assert _is_dense(x)
-        assert _is_dense(weight)
-        self._library.kernels_rms_norm(self._handle, operation)
+    def head_norms(self, qkv: Tensor, q_weight: Tensor, k_weight: Tensor, num_kv_heads: int, eps: float) -> None:
+        """rms_norm of each head's q and k; qkv [tokens, heads + 2 * num_kv_heads, head_dim] is changed in place."""
+        tokens, all_heads, head_dim = qkv.shape
+        assert q_weight.shape == k_weight.shape == (head_dim,)
+        operation = abi.HeadNorms(address_of(qkv), address_of(q_weight), address_of(k_weight), tokens)
+        operation.heads, operation.kv_heads = all_heads - 2 * num_kv_heads, num_kv_heads
+        operation.head_dim, operation.eps = head_dim, eps
+        self._library.kernels_head_norms(self._handle, operation)
 
     # ---------------------------------------------------------------- attention
 
     def rotary_and_cache(
-        self, qkv: Tensor, cos: Tensor, sin: Tensor, slot_mapping: Tensor, key_cache: Tensor, value_cache: Tensor
+        self, qkv: Tensor, angles: Tensor, positions: Tensor, slot_mapping: Tensor, caches: tuple[Tensor, Tensor]
     ) -> Tensor:
         """Turn q and k by their angles; k and v go to their slots, q stays where it is.
 
-        qkv [tokens, (heads + 2 * kv_heads) * head_dim], changed in place; cos, sin [tokens, head_dim / 2] float32;
-        slot_mapping [tokens] int64; the caches [num_blocks, block_size, kv_heads, head_dim].
+        qkv [tokens, (heads + 2 * kv_heads) * head_dim], changed in place; angles as attention.angle_table gives them,
+        and positions [tokens] int64 within them; slot_mapping [tokens] int64; the caches of K and V [num_blocks,
+        block_size, kv_heads, head_dim].
         Returns q, a view of qkv: [tokens, heads, head_dim].
         """
-        tokens, width = qkv.shape
-        _, _, kv_heads, head_dim = key_cache.shape
+        (tokens, width), (_, _, kv_heads, head_dim) = qkv.shape, caches[0].shape
         heads = width // head_dim - 2 * kv_heads
         assert head_dim % HEAD_DIM_STEP == 0
-        assert _is_dense(qkv)
-        assert _is_dense(key_cache)
-        assert _is_dense(value_cache)
-        operation = self._rotary
-        operation.qkv, operation.keys, operation.values = qkv.data_ptr(), key_cache.data_ptr(), value_cache.data_ptr()
-        operation.heads, operation.kv_heads, operation.head_dim = heads, kv_heads, head_dim
-        self._set_rotary_step(cos, sin, slot_mapping)
-        assert operation.tokens == tokens
-        assert cos.shape[1] * 2 == head_dim
+        assert angles.shape[1] == head_dim
+        assert positions.shape == slot_mapping.shape == (tokens,)
+        operation = abi.RotaryAndCache(address_of(qkv), address_of(angles, torch.float32))
+        operation.positions, operation.slots = (address_of(each, torch.int64) for each in (positions, slot_mapping))
+        operation.keys, operation.values = map(address_of, caches)
+        operation.tokens, operation.heads, operation.kv_heads, operation.head_dim = tokens, heads, kv_heads, head_dim
         self._library.kernels_rotary_and_cache(self._handle, operation)
         return qkv.as_strided((tokens, heads, head_dim), (width, head_dim, 1))
-
-    def _set_rotary_step(self, cos: Tensor, sin: Tensor, slot_mapping: Tensor) -> None:
-        """What all layers of a step have in common."""
-        step = self._rotary_step
-        if step is not None and step[0] is cos and step[1] is sin and step[2] is slot_mapping:
-            return
-        assert cos.shape == sin.shape
-        assert slot_mapping.shape == cos.shape[:1]
-        assert _is_dense(cos, torch.float32)
-        assert _is_dense(sin, torch.float32)
-        assert _is_dense(slot_mapping, torch.int64)
-        operation = self._rotary
-        operation.cos, operation.sin, operation.slots = cos.data_ptr(), sin.data_ptr(), slot_mapping.data_ptr()
-        operation.tokens = cos.shape[0]
-        self._rotary_step = cos, sin, slot_mapping
 
     def attention(
         self,
@@ -180,35 +143,31 @@ class NativeKernels:
         assert supports_attention(head_dim)
         assert query.dtype == torch.bfloat16
         assert query.stride()[1:] == (head_dim, 1)
-        assert _is_dense(key_cache)
-        assert _is_dense(value_cache)
         out = torch.empty(tokens, heads, head_dim, dtype=torch.bfloat16)
-        operation = self._attention
-        operation.query, operation.query_stride, operation.out = query.data_ptr(), query.stride(0), out.data_ptr()
-        operation.keys, operation.values = key_cache.data_ptr(), value_cache.data_ptr()
+        operation = abi.Attention(query.data_ptr(), query.stride(0), address_of(key_cache), address_of(value_cache))
+        operation.out, operation.heads, operation.scale, operation.window = out.data_ptr(), heads, scale, window or 0
         _, operation.block_size, operation.kv_heads, operation.head_dim = key_cache.shape
-        operation.heads, operation.scale, operation.window = heads, scale, window or 0
-        self._set_attention_step(metadata)
+        operation.sequences, operation.table_width = metadata.block_table.shape
+        operation.block_table = address_of(metadata.block_table, torch.int32)
+        operation.query_start = address_of(metadata.query_start_loc, torch.int32)
+        operation.seq_lens = address_of(metadata.seq_lens, torch.int32)
         self._library.kernels_attention(self._handle, operation)
         return out
 
-    def _set_attention_step(self, metadata: AttentionMetadata) -> None:
-        """What all layers of a step have in common."""
-        if metadata is self._attention_step:
-            return
-        table, operation = metadata.block_table, self._attention
-        for tensor in (table, metadata.query_start_loc, metadata.seq_lens):
-            assert _is_dense(tensor, torch.int32)
-        operation.sequences, operation.table_width = table.shape
-        operation.block_table = table.data_ptr()
-        operation.query_start, operation.seq_lens = metadata.query_start_loc.data_ptr(), metadata.seq_lens.data_ptr()
-        self._attention_step = metadata
+    # ---------------------------------------------------------------- a dense model's step, see forward.py
 
-    # ---------------------------------------------------------------- all of these
+    def embed(self, model: abi.Model, step: abi.ModelStep) -> None:
+        """Raises: IndexError when a token or a position is none of the model's."""
+        if not self._library.kernels_embed(self._handle, model, step):
+            raise IndexError(
+                f"a token is not within [0, {model.vocab_size}) or a position not within [0, {model.num_positions})"
+            )
 
-    def layer(self, x: Tensor, layer: abi.Layer, step: abi.LayerStep) -> None:
-        """One dense decoder layer, see layer.py; x, a dense [tokens, hidden], is changed in place."""
-        self._library.kernels_layer(self._handle, layer, step, x.data_ptr())
+    def layers(self, model: abi.Model, step: abi.ModelStep, begin: int, end: int) -> None:
+        self._library.kernels_layers(self._handle, model, step, begin, end)
+
+    def logits(self, model: abi.Model, step: abi.ModelStep) -> None:
+        self._library.kernels_logits(self._handle, model, step)
 
     # ---------------------------------------------------------------- limits of the machine
 
@@ -225,5 +184,8 @@ class NativeKernels:
         return 24 * 64 * self.num_threads
 
 
-def _is_dense(tensor: Tensor, dtype: torch.dtype = torch.bfloat16) -> bool:
-    return tensor.dtype is dtype and tensor.is_contiguous()
+def address_of(tensor: Tensor, dtype: torch.dtype = torch.bfloat16) -> int:
+    """Of a dense tensor's first number."""
+    assert tensor.dtype is dtype
+    assert tensor.is_contiguous()
+    return tensor.data_ptr()

@@ -1,4 +1,4 @@
-"""A loaded decoder, made to run on the native kernels: its parts are replaced, its shape is not."""
+"""A loaded model, made to run on the native kernels: whole where they know all of it, else part by part."""
 
 from __future__ import annotations
 
@@ -7,47 +7,53 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from engine.model.config import ModelConfig
-from engine.model.decoder import Decoder, Layer
+from engine.forward import EagerForward, Forward
+from engine.kv_cache import KVCache
+from engine.model.decoder import HeadNorms
 from engine.model.layers import Linear, RMSNorm, RotaryEmbedding, SwiGLU
-from engine.native.attention import NativeAttention, NativeRotaryEmbedding
+from engine.model.weights import LoadedModel
+from engine.native.attention import NativeAttention, NativeRotaryEmbedding, angle_table
+from engine.native.forward import NativeForward
 from engine.native.kernels import NativeKernels, supports_attention
-from engine.native.layer import LayerStep, NativeLayer, is_one_call
 from engine.native.packing import supports_linear
 
 
-def can_accelerate(model: Decoder, config: ModelConfig, dtype: torch.dtype) -> bool:
+def can_accelerate(loaded: LoadedModel) -> bool:
     """Whether the kernels know this model's dtype and shapes."""
-    widths = [module.weight.shape[1] for module in model.modules() if isinstance(module, Linear)]
-    fits = supports_attention(config.head_dim) and all(supports_linear(width) for width in widths)
-    return dtype == torch.bfloat16 and fits
+    widths = [module.weight.shape[1] for module in loaded.model.modules() if isinstance(module, Linear)]
+    fits = supports_attention(loaded.config.head_dim) and all(supports_linear(width) for width in widths)
+    return loaded.model.dtype == torch.bfloat16 and fits
 
 
-def accelerate(model: Decoder, kernels: NativeKernels) -> NativeAttention:
-    """Pack every weight for the kernels, giving up the unpacked one, and return the attention that goes with them.
+def accelerate(loaded: LoadedModel, kernels: NativeKernels, kv_cache: KVCache) -> Forward:
+    """Pack every weight for the kernels, taking the unpacked one from the model, which is of no other use afterwards.
 
-    A layer becomes one call where that is possible, else its parts do: a mixture of experts keeps torch's grouped
-    products, and norms over heads stay torch's.
+    A mixture of experts keeps torch's grouped products, so such a model calls its parts one by one.
     """
+    model, config = loaded.model, loaded.config
+    num_slots = kv_cache.shape.num_blocks * kv_cache.shape.block_size  # no sequence is longer
+    angles = angle_table(model.rotary, min(config.max_position_embeddings, num_slots))
+    if config.experts is None:
+        return NativeForward(model, kernels, kv_cache, angles)
     model.lm_head = cast(Linear, NativeLogits(model.lm_head, kernels))
-    model.rotary = cast(RotaryEmbedding, NativeRotaryEmbedding(model.rotary, kernels))
-    _replace_parts(model, kernels, LayerStep())
-    return NativeAttention(kernels)
+    model.rotary = cast(RotaryEmbedding, NativeRotaryEmbedding(angles, kernels))
+    _replace_parts(model, kernels)
+    return EagerForward(model, kv_cache, NativeAttention(kernels))
 
 
-def _replace_parts(module: nn.Module, kernels: NativeKernels, step: LayerStep) -> None:
+def _replace_parts(module: nn.Module, kernels: NativeKernels) -> None:
     for name, part in module.named_children():
         match part:
-            case Layer() if is_one_call(part):
-                setattr(module, name, NativeLayer(part, kernels, step))
             case SwiGLU():
                 setattr(module, name, NativeSwiGLU(part, kernels))
             case Linear():
                 setattr(module, name, NativeLinear(part, kernels))
-            case RMSNorm() if not name.startswith(("q_", "k_")):  # those are over heads: rows that are not dense
+            case RMSNorm():
                 setattr(module, name, NativeRMSNorm(part, kernels))
+            case HeadNorms():
+                setattr(module, name, NativeHeadNorms(part, kernels))
             case _:
-                _replace_parts(part, kernels, step)
+                _replace_parts(part, kernels)
 
 
 class NativeLinear(nn.Module):
@@ -86,3 +92,17 @@ class NativeRMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self._kernels.rms_norm(x, self._weight, self._eps)
+
+
+class NativeHeadNorms(nn.Module):
+    def __init__(self, norms: HeadNorms, kernels: NativeKernels) -> None:
+        super().__init__()
+        assert norms.q_norm.eps == norms.k_norm.eps
+        self._kernels = kernels
+        self._q_weight, self._k_weight, self._eps = norms.q_norm.weight, norms.k_norm.weight, norms.q_norm.eps
+        self._num_kv_heads = norms.num_kv_heads
+
+    def forward(self, qkv: Tensor) -> Tensor:
+        """Changed in place, and returned."""
+        self._kernels.head_norms(qkv, self._q_weight, self._k_weight, self._num_kv_heads, self._eps)
+        return qkv

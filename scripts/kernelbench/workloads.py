@@ -129,9 +129,10 @@ def _norm_workload(kernels: NativeKernels, m: int) -> Workload:
 
 def _rotary_workload(kernels: NativeKernels, m: int) -> Workload:
     qkv, slots = _random(m, QKV), torch.randperm(m)
-    angles = torch.rand(m, HEAD_DIM // 2)
+    angles, positions = torch.rand(m, HEAD_DIM // 2), torch.arange(m)
     cos, sin = angles.cos(), angles.sin()
-    caches = [_random(m, 1, KV_HEADS, HEAD_DIM) for _ in range(2)]
+    table = torch.cat((cos, sin), dim=-1)
+    caches = _random(m, 1, KV_HEADS, HEAD_DIM), _random(m, 1, KV_HEADS, HEAD_DIM)
     rotation = Rotation(torch.cat((cos, cos), -1)[:, None].bfloat16(), torch.cat((sin, sin), -1)[:, None].bfloat16())
 
     def in_torch() -> None:
@@ -143,7 +144,7 @@ def _rotary_workload(kernels: NativeKernels, m: int) -> Workload:
 
     def native() -> None:
         for _ in range(LAYERS):
-            kernels.rotary_and_cache(qkv, cos, sin, slots, *caches)
+            kernels.rotary_and_cache(qkv, table, positions, slots, caches)
 
     return Workload(f"rotary_and_cache.{m}_rows", native, in_torch, num_bytes=0, num_operations=0)
 

@@ -11,7 +11,7 @@ from common.engine_config import EngineConfig
 from common.sampling import FinishReason, SamplingParams
 from engine.async_engine import AsyncEngine, Started
 from engine.build import build_engine
-from engine.engine import Engine
+from engine.engine import Engine, OnLayerComputed
 from engine.loop import EngineStopped
 from engine.sequence import SampledToken, ScheduledSequence, Sequence
 
@@ -19,9 +19,10 @@ from engine.sequence import SampledToken, ScheduledSequence, Sequence
 class Exploding:
     """A tap that fails in the middle of a step, as a broken kernel would."""
 
-    def on_scheduled(self, scheduled: Seq[ScheduledSequence]) -> None: ...
+    def on_scheduled(self, scheduled: Seq[ScheduledSequence]) -> OnLayerComputed:
+        return self._explode
 
-    def on_layer_computed(self, layer: int) -> None:
+    def _explode(self, layer: int) -> None:
         raise RuntimeError("injected")
 
     def on_sampled(self, sampled: Seq[SampledToken]) -> None: ...

@@ -12,8 +12,10 @@ import pytest
 from common.engine_config import EngineConfig
 from common.errors import ConfigError, InvalidRequest, NoFreeBlocks, PromptTooLong
 from common.sampling import FinishReason, SamplingParams
+from engine import engine as engine_module
 from engine.build import build_engine
-from engine.engine import Engine
+from engine.download import Download
+from engine.engine import Engine, OnLayerComputed
 from engine.sequence import SampledToken, ScheduledSequence, Sequence
 
 GREEDY = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
@@ -28,13 +30,11 @@ class Recorder:
         self.layers: list[int] = []
         self.num_mixed_steps = 0
 
-    def on_scheduled(self, scheduled: Seq[ScheduledSequence]) -> None:
+    def on_scheduled(self, scheduled: Seq[ScheduledSequence]) -> OnLayerComputed:
         lengths = [part.num_scheduled_tokens for part in scheduled]
         assert lengths == sorted(lengths, key=lambda length: length > 1)
         self.num_mixed_steps += 1 in lengths and max(lengths) > 1
-
-    def on_layer_computed(self, layer: int) -> None:
-        self.layers.append(layer)
+        return self.layers.append
 
     def on_sampled(self, sampled: Seq[SampledToken]) -> None:
         for each in sampled:
@@ -152,6 +152,22 @@ def test_kv_for_a_removed_sequence_is_dropped(engine: Engine) -> None:
 def test_every_layer_is_announced_once_per_step(engine: Engine) -> None:
     sequence = Sequence([1, 2, 3], replace(GREEDY, max_tokens=2))
     assert run(engine, sequence).layers == [0, 1, 2, 3, 0, 1, 2, 3]
+
+
+def test_what_does_not_depend_on_a_steps_tokens_is_done_before_they_are_waited_for(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sequence = Sequence([1, 2, 3], replace(GREEDY, max_tokens=2))
+    seen: list[tuple[int, int]] = []
+
+    class Watched(Download):
+        def tolist(self) -> list[int]:
+            seen.append((sequence.num_computed_tokens, sequence.num_tokens))
+            return super().tolist()
+
+    monkeypatch.setattr(engine_module, "Download", Watched)
+    run(engine, sequence)
+    assert seen == [(3, 3), (4, 4)]
 
 
 def test_a_thousand_sequences_in_any_history_leave_no_block_behind_and_change_no_answer(tiny_model: Path) -> None:

@@ -220,8 +220,6 @@ class StepRecorder:
     def on_scheduled(self, scheduled: Seq[ScheduledSequence]) -> None:
         self.parts.append([(part.start, part.num_scheduled_tokens) for part in scheduled])
 
-    def on_layer_computed(self, layer: int) -> None: ...
-
     def on_sampled(self, sampled: Seq[SampledToken]) -> None:
         self.sampled += sampled
 

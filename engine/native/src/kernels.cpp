@@ -1,6 +1,6 @@
 // The plain C face of the kernels, as engine/native/kernels.py calls it. Shapes are checked there.
-#include "layer.h"
 #include "limits.h"
+#include "model.h"
 
 namespace {
 
@@ -27,6 +27,8 @@ void kernels_linear(Kernels* kernels, const pdserve::Linear* op) { pdserve::line
 
 void kernels_rms_norm(Kernels* kernels, const pdserve::RmsNorm* op) { pdserve::rms_norm(kernels->pool, *op); }
 
+void kernels_head_norms(Kernels* kernels, const pdserve::HeadNorms* op) { pdserve::head_norms(kernels->pool, *op); }
+
 void kernels_rotary_and_cache(Kernels* kernels, const pdserve::RotaryAndCache* op) {
   pdserve::rotary_and_cache(kernels->pool, *op);
 }
@@ -35,8 +37,17 @@ void kernels_attention(Kernels* kernels, const pdserve::Attention* op) {
   pdserve::attention(kernels->pool, *op, kernels->workspaces);
 }
 
-void kernels_layer(Kernels* kernels, const pdserve::Layer* layer, const pdserve::LayerStep* step, uint16_t* x) {
-  pdserve::layer(kernels->pool, *layer, *step, x, kernels->workspaces);
+int kernels_embed(Kernels* kernels, const pdserve::Model* model, const pdserve::ModelStep* step) {
+  return pdserve::embed(kernels->pool, *model, *step);
+}
+
+void kernels_layers(Kernels* kernels, const pdserve::Model* model, const pdserve::ModelStep* step, int64_t begin,
+                    int64_t end) {
+  pdserve::layers(kernels->pool, *model, *step, begin, end, kernels->workspaces);
+}
+
+void kernels_logits(Kernels* kernels, const pdserve::Model* model, const pdserve::ModelStep* step) {
+  pdserve::logits(kernels->pool, *model, *step);
 }
 
 float kernels_read_memory(Kernels* kernels, const char* data, int64_t bytes) {

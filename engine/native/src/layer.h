@@ -11,6 +11,8 @@ namespace pdserve {
 struct Layer {
   const bf16* attention_norm;  // [hidden]
   const bf16* mlp_norm;
+  const bf16* q_norm;  // [head_dim], of each head; or null, and k_norm too
+  const bf16* k_norm;
   Linear qkv, o, gate_up, down;  // x, residual, y and m are filled in by each step
   bf16* keys;                    // [blocks, block_size, kv_heads, head_dim]
   bf16* values;
@@ -24,34 +26,38 @@ struct Layer {
 // What all layers of a step have in common.
 struct LayerStep {
   int64_t tokens, sequences;
-  const float* cos;  // [tokens, head_dim / 2]
-  const float* sin;
+  const float* angles;         // as in RotaryAndCache
+  const int64_t* positions;    // [tokens]
   const int64_t* slots;        // [tokens]
   const int32_t* block_table;  // [sequences, table_width]
   int64_t table_width;
   const int32_t* query_start;  // [sequences + 1]
   const int32_t* seq_lens;     // [sequences]
+  bf16* x;                     // [tokens, hidden], what one layer hands to the next
   bf16* workspace;             // [tokens * (hidden + columns of qkv + inputs of o + inputs of down)]
 };
 
 namespace layer_detail {
 
-inline Linear applied(Linear linear, const bf16* x, const bf16* residual, bf16* y, int64_t tokens) {
-  linear.x = x;
-  linear.residual = residual;
-  linear.y = y;
-  linear.m = tokens;
-  return linear;
-}
-
 inline RmsNorm norm_of(const Layer& layer, const bf16* weight, const bf16* x, bf16* y, int64_t tokens) {
   return {.x = x, .weight = weight, .y = y, .m = tokens, .n = layer.hidden(), .eps = layer.eps};
 }
 
+inline HeadNorms head_norms_of(const Layer& layer, bf16* qkv, int64_t tokens) {
+  return {.qkv = qkv,
+          .q_weight = layer.q_norm,
+          .k_weight = layer.k_norm,
+          .tokens = tokens,
+          .heads = layer.heads,
+          .kv_heads = layer.kv_heads,
+          .head_dim = layer.head_dim,
+          .eps = layer.eps};
+}
+
 inline RotaryAndCache rotary_of(const Layer& layer, const LayerStep& step, bf16* qkv) {
   return {.qkv = qkv,
-          .cos = step.cos,
-          .sin = step.sin,
+          .angles = step.angles,
+          .positions = step.positions,
           .slots = step.slots,
           .keys = layer.keys,
           .values = layer.values,
@@ -82,10 +88,11 @@ inline Attention attention_of(const Layer& layer, const LayerStep& step, const b
 
 }  // namespace layer_detail
 
-// x [tokens, hidden] is changed in place.
-inline void layer(ThreadPool& pool, const Layer& layer, const LayerStep& step, bf16* x, AttentionWorkspaces& spaces) {
+// step.x is changed in place.
+inline void layer(ThreadPool& pool, const Layer& layer, const LayerStep& step, AttentionWorkspaces& spaces) {
   using namespace layer_detail;
   const int64_t tokens = step.tokens;
+  bf16* x = step.x;
   bf16* normed = step.workspace;
   bf16* qkv = normed + tokens * layer.hidden();
   bf16* attended = qkv + tokens * layer.qkv.columns;
@@ -93,6 +100,7 @@ inline void layer(ThreadPool& pool, const Layer& layer, const LayerStep& step, b
 
   rms_norm(pool, norm_of(layer, layer.attention_norm, x, normed, tokens));
   linear(pool, applied(layer.qkv, normed, nullptr, qkv, tokens));
+  if (layer.q_norm) head_norms(pool, head_norms_of(layer, qkv, tokens));
   rotary_and_cache(pool, rotary_of(layer, step, qkv));
   attention(pool, attention_of(layer, step, qkv, attended), spaces);
   linear(pool, applied(layer.o, attended, x, x, tokens));

@@ -54,6 +54,15 @@ struct Linear {
   Output output;
 };
 
+// A layer as a step uses it.
+inline Linear applied(Linear linear, const bf16* x, const bf16* residual, void* y, int64_t m) {
+  linear.x = x;
+  linear.residual = residual;
+  linear.y = y;
+  linear.m = m;
+  return linear;
+}
+
 namespace linear_detail {
 
 // Rows whose x stays in the second-level cache while the panels pass by.

@@ -24,8 +24,6 @@ inline __m512 to_float(__m256i x) {
 // Rounds to nearest even.
 inline __m256i to_bf16(__m512 x) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)); }
 
-inline float to_float(bf16 x) { return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(uint32_t(x) << 16))); }
-
 // The first `count` lanes, count <= 16; none when it is negative.
 inline __mmask16 first_lanes(int64_t count) {
   if (count <= 0) return 0;

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.model.config import RopeConfig
-from engine.model.layers import RMSNorm, Rotation, rotary_frequencies
+from engine.model.layers import RMSNorm, RotaryEmbedding, Rotation
+from engine.native.attention import angle_table
 from engine.native.kernels import NativeKernels
 
 CPU = torch.device("cpu")
@@ -36,13 +37,17 @@ def test_rms_norm_rounds_as_the_torch_layer_does(one_thread: NativeKernels, m: i
     assert (actual == expected).float().mean() > 0.99
 
 
-@given(m=st.integers(1, 70), n=st.integers(1, 700))
-@settings(max_examples=30, deadline=None, derandomize=True)
-def test_add_rms_norm_also_gives_the_rounded_sum(one_thread: NativeKernels, m: int, n: int) -> None:
-    x, residual, weight = random(m, m, n), random(m + 1, m, n), random(n, n)
-    total, y = one_thread.add_rms_norm(x, residual, weight, 1e-5)
-    assert torch.equal(total, x + residual)
-    assert torch.equal(y, one_thread.rms_norm(total, weight, 1e-5))
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(9, 3, 64), (4, 1, 128), (3, 3, 40)])
+@pytest.mark.parametrize("tokens", [1, 300])
+def test_head_norms_are_the_norm_of_each_head_of_q_and_k_and_leave_v(
+    two_threads: NativeKernels, heads: int, kv_heads: int, head_dim: int, tokens: int
+) -> None:
+    qkv, weights = random(1, tokens, heads + 2 * kv_heads, head_dim), random(2, 2, head_dim)
+    q, k, v = (part.clone().contiguous() for part in qkv.tensor_split((heads, heads + kv_heads), dim=1))
+    two_threads.head_norms(qkv, weights[0], weights[1], kv_heads, 1e-5)
+    for part, weight, normed in ((q, weights[0], qkv[:, :heads]), (k, weights[1], qkv[:, heads : heads + kv_heads])):
+        assert torch.equal(normed.flatten(0, 1), two_threads.rms_norm(part.flatten(0, 1), weight, 1e-5))
+    assert torch.equal(qkv[:, heads + kv_heads :], v)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(9, 3, 64), (4, 1, 128), (2, 2, 32), (3, 3, 96)])
@@ -52,14 +57,15 @@ def test_rotary_turns_q_and_k_and_puts_k_and_v_into_their_slots(
 ) -> None:
     qkv = random(1, tokens, (heads + 2 * kv_heads) * head_dim)
     q, k, v = qkv.clone().view(tokens, -1, head_dim).tensor_split((heads, heads + kv_heads), dim=1)
-    angles = torch.arange(7, 7 + tokens)[:, None].float() * rotary_frequencies(RopeConfig(theta=10000.0), head_dim)
-    cos, sin = angles.cos(), angles.sin()
+    table = angle_table(RotaryEmbedding(RopeConfig(theta=10000.0), head_dim, CPU), 7 + tokens)
+    positions = torch.arange(7, 7 + tokens).flip(0)
+    cos, sin = table[positions].chunk(2, dim=-1)
     exact = Rotation(torch.cat((cos, cos), -1)[:, None], torch.cat((sin, sin), -1)[:, None])
     slots = torch.randperm(2 * tokens + 64)[:tokens]
     caches = [torch.full((2 * tokens + 64, kv_heads, head_dim), float("nan")).bfloat16() for _ in range(2)]
     paged = [cache.view(2, -1, kv_heads, head_dim) for cache in caches]
 
-    turned = two_threads.rotary_and_cache(qkv, cos, sin, slots, *paged)
+    turned = two_threads.rotary_and_cache(qkv, table, positions, slots, (paged[0], paged[1]))
 
     assert turned.shape == (tokens, heads, head_dim)
     torch.testing.assert_close(turned, exact.apply(q.float()).bfloat16(), rtol=ONE_STEP, atol=1e-6)

@@ -20,19 +20,21 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from common.engine_config import EngineConfig
 from common.errors import ConfigError
 from common.sampling import SamplingParams
-from engine.attention.base import AttentionBackend
 from engine.attention.torch_reference import TorchReferenceAttention
 from engine.batch import build_batch
 from engine.build import build_engine
+from engine.forward import EagerForward, Forward
 from engine.kv_cache import KVCache, KVCacheShape
 from engine.model.weights import LoadedModel, load_model
+from engine.native.forward import NativeForward
 from engine.native.kernels import NativeKernels
-from engine.native.layer import NativeLayer
 from engine.native.model import accelerate, can_accelerate
 from engine.sequence import ScheduledSequence, Sequence
 
@@ -53,6 +55,9 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "qwen2, biases": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)),
     "qwen3, head norms": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES)),
     "mistral, window": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=9)),
+    "qwen3-moe, experts and head norms": lambda: Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64)
+    ),
     "mixtral, experts": lambda: MixtralForCausalLM(MixtralConfig(**SIZES, num_local_experts=4)),
 }
 
@@ -65,22 +70,20 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def test_logits_are_as_near_to_float32_as_torchs_own_bfloat16(folder: Path, two_threads: NativeKernels) -> None:
-    exact = _logits(load_model(folder, torch.float32, CPU), TorchReferenceAttention(), torch.float32)
-    rounded = _logits(load_model(folder, torch.bfloat16, CPU), TorchReferenceAttention(), torch.bfloat16)
+    exact, rounded = (_logits(load_model(folder, dtype, CPU), _in_torch) for dtype in (torch.float32, torch.bfloat16))
     loaded = load_model(folder, torch.bfloat16, CPU)
-    assert can_accelerate(loaded.model, loaded.config, torch.bfloat16)
-    native = _logits(loaded, accelerate(loaded.model, two_threads), torch.bfloat16)
+    assert can_accelerate(loaded)
+    native = _logits(loaded, lambda loaded, cache: accelerate(loaded, two_threads, cache))
     assert native.dtype == torch.float32
     torch_error, native_error = ((each - exact).abs().median() for each in (rounded, native))
     assert 0 < native_error <= 1.3 * torch_error
     assert exact.std() > 20 * native_error
 
 
-def test_layers_are_one_call_but_for_experts_and_norms_over_heads(folder: Path, one_thread: NativeKernels) -> None:
+def test_a_model_is_called_whole_but_for_experts(folder: Path, one_thread: NativeKernels) -> None:
     loaded = load_model(folder, torch.bfloat16, CPU)
-    accelerate(loaded.model, one_thread)
-    is_by_parts = loaded.config.experts is not None or loaded.config.qk_norm
-    assert {isinstance(layer, NativeLayer) for layer in loaded.model.layers} == {not is_by_parts}
+    forward = accelerate(loaded, one_thread, _cache(loaded))
+    assert isinstance(forward, NativeForward) == (loaded.config.experts is None)
 
 
 def test_the_default_models_greedy_tokens_are_torchs(two_threads: NativeKernels) -> None:
@@ -113,18 +116,13 @@ def test_auto_keeps_torch_for_float32(folder: Path) -> None:
 class _Nobody:
     def on_scheduled(self, scheduled: object) -> None: ...
 
-    def on_layer_computed(self, layer: int) -> None: ...
-
     def on_sampled(self, sampled: object) -> None: ...
 
 
 @torch.inference_mode()
-def _logits(loaded: LoadedModel, attention: AttentionBackend, dtype: torch.dtype) -> Tensor:
+def _logits(loaded: LoadedModel, forward_of: Callable[[LoadedModel, KVCache], Forward]) -> Tensor:
     """Of every step of three prompts: a chunk each, then mixed steps, then decode steps; over scattered blocks."""
-    config = loaded.config
-    shape = KVCacheShape(config.num_layers, 40, 4, config.num_kv_heads, config.head_dim)
-    cache = KVCache(shape, dtype, CPU)
-    cache.write_slots(0, torch.arange(160), torch.full((config.num_layers, 2, 160, 2, 32), torch.nan, dtype=dtype))
+    forward = forward_of(loaded, _cache(loaded))
     generator = torch.Generator().manual_seed(5)
     blocks = torch.randperm(40, generator=generator).tolist()
     sequences = []
@@ -143,7 +141,19 @@ def _logits(loaded: LoadedModel, attention: AttentionBackend, dtype: torch.dtype
         batch = build_batch(parts, 4, CPU)
         every_row = torch.arange(len(batch.token_ids))
         batch = type(batch)(batch.token_ids, batch.positions, batch.slot_mapping, every_row, batch.attention)
-        found.append(loaded.model(batch, cache, attention, None))
+        found.append(forward(batch, None).clone())
         for part in parts:
             part.sequence.num_computed_tokens = part.end
     return torch.cat(found)
+
+
+def _in_torch(loaded: LoadedModel, cache: KVCache) -> Forward:
+    return EagerForward(loaded.model, cache, TorchReferenceAttention())
+
+
+def _cache(loaded: LoadedModel) -> KVCache:
+    """NaN wherever nothing was written."""
+    config, dtype = loaded.config, loaded.model.dtype
+    cache = KVCache(KVCacheShape(config.num_layers, 40, 4, config.num_kv_heads, config.head_dim), dtype, CPU)
+    cache.write_slots(0, torch.arange(160), torch.full((config.num_layers, 2, 160, 2, 32), torch.nan, dtype=dtype))
+    return cache
