@@ -19,15 +19,14 @@ from kv_transfer.transport import LinkSpeed
 # Bounds the time that hashing or copying one piece can hold an event loop: about a millisecond.
 MAX_PLANNED_BYTES = 4 * 1024 * 1024
 MAX_AIM_BYTES = MAX_PLANNED_BYTES // 2
-MIN_PIECE_BYTES = 128 * 1024
-DEFAULT_PIECE_BYTES = 256 * 1024  # on a link that nobody has measured
+MIN_PIECE_BYTES = 256 * 1024  # smaller ones cost more than their bytes on any transport; also where nobody measured
 
 
 def suitable_piece_bytes(speed: LinkSpeed | None) -> int:
     """The aim for pieces on a link: large enough that what each costs by itself, about half a round trip of Python on
     both sides, is small beside its bytes; no larger, since the last one cannot overlap with anything."""
     if speed is None:
-        return DEFAULT_PIECE_BYTES
+        return MIN_PIECE_BYTES
     cost_in_bytes = speed.bytes_per_s * speed.round_trip_s / 2
     return min(max(MIN_PIECE_BYTES, int(4 * cost_in_bytes)), MAX_AIM_BYTES)
 

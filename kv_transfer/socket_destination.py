@@ -16,6 +16,8 @@ from kv_transfer.link_thread import LinkThread
 from kv_transfer.meeting_point import Meeting, MeetingPoint
 from kv_transfer.socket_medium import Medium, PayloadReceiver
 
+_TURN = 16  # frames handled before others on the event loop have theirs
+
 
 @dataclass(frozen=True)
 class _Read:
@@ -39,6 +41,7 @@ class SocketDestination:
         self._payloads: PayloadReceiver | None = None
         self._receivers: list[_DataReceiver] = []
         self._incoming: FrameQueue[_Read | ServingError] = FrameQueue()
+        self._num_read = 0
         self._fences = _Fences(medium.num_connections)
         self._watch: asyncio.Task[None] | None = None
 
@@ -51,6 +54,9 @@ class SocketDestination:
         if self._watch is None:
             return Arrival(await self._control.read(pb.LinkRequest))
         while True:
+            self._num_read += 1
+            if self._num_read % _TURN == 0:
+                await asyncio.sleep(0)
             incoming = await self._incoming.get()
             if isinstance(incoming, ServingError):
                 raise incoming

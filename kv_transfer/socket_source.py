@@ -22,7 +22,7 @@ from kv_transfer.meeting_point import CONTROL, DATA, MAX_CONNECTIONS
 from kv_transfer.socket_medium import Medium, PayloadSender
 
 # Ahead of a connection's thread, which is woken less often when there are many; hashed, and so still in a cache.
-_MAX_AHEAD_BYTES = 16 * 1024 * 1024
+_MAX_AHEAD_BYTES = 8 * 1024 * 1024
 _ROOM_AHEAD_BYTES = _MAX_AHEAD_BYTES // 2
 
 

@@ -19,6 +19,7 @@ from kv_transfer.socket_medium import TlsContexts
 from kv_transfer.wire import buffer_of, checksum_of
 
 _DEAD_AFTER_MS = 2000  # as soon as gRPC's keepalive (common/rpc.py) finds a dead host or a cut link
+_UNSENT_BYTES = 512 * 1024  # more waiting in the kernel only pushes it out of the caches before it is sent
 _BACKLOG = 64
 
 
@@ -138,6 +139,7 @@ def _set_options(connected: socket.socket) -> None:
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if sys.platform == "linux":
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from common.kv_layout import KVLayout
-from kv_transfer.plan import MAX_AIM_BYTES, LayerGroups, PieceRange
+from kv_transfer.plan import MAX_AIM_BYTES, MIN_PIECE_BYTES, LayerGroups, PieceRange, suitable_piece_bytes
+from kv_transfer.transport import LinkSpeed
 
 layouts = st.builds(
     KVLayout,
@@ -29,6 +31,27 @@ def num_bytes(plan: LayerGroups, piece: PieceRange) -> int:
 
 def by_layer(plan: LayerGroups) -> list[list[PieceRange]]:
     return [plan.ready_after(layer) for layer in range(plan.layout.num_layers)]
+
+
+@pytest.mark.parametrize(
+    ("gb_per_s", "round_trip_ms", "piece_kib"),
+    [
+        (0.01, 0.3, 256),  # a slow link
+        (0.1, 0.5, 256),
+        (0.9, 0.6, 1054),  # gRPC between two processes
+        (1.9, 0.31, 1150),  # tcp
+        (3.0, 0.27, 1582),  # shm
+        (12.0, 0.3, 4096),  # a fast network: bounded by what holds an event loop
+        (1.0, 40.0, 4096),  # a far one
+    ],
+)
+def test_pieces_suit_the_link(gb_per_s: float, round_trip_ms: float, piece_kib: int) -> None:
+    speed = LinkSpeed(gb_per_s * 1e9, round_trip_ms / 1e3)
+    assert suitable_piece_bytes(speed) // 1024 == piece_kib
+
+
+def test_pieces_are_of_the_smallest_size_where_nobody_measured() -> None:
+    assert suitable_piece_bytes(None) == MIN_PIECE_BYTES
 
 
 @given(groups)
