@@ -72,6 +72,9 @@ class TransferSection(Section):
     window_mib: Annotated[int, Field(ge=16)] = 64  # decode worker's staging memory for each prefill worker
     max_links: Annotated[int, Field(ge=1)] = 64  # prefill workers at one decode worker
     timeout_s: Annotated[float, Field(gt=0)] = 30.0  # last chunk computed → commit acknowledged; a link without room
+    # each pair of workers transfers one short prompt before it is chosen; a pair whose KV is not what the decode worker
+    # computes itself is refused
+    self_test: bool = True
 
 
 class SecuritySection(Section):
