@@ -116,6 +116,7 @@ class LoadReports:
             model=config.model.served_name,
             layout=self._source.layout.to_pb(),
             transport=config.transfer.transport,
+            wire_dtype=config.transfer.wire_dtype,
             **asdict(self._source.limits),
         )
 

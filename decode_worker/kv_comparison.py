@@ -8,6 +8,7 @@ from math import sqrt
 import torch
 from torch import Tensor
 
+from common.errors import InvalidRequest
 from common.kv_layout import KVLayout
 from kv_transfer.wire_dtype import WireDtype
 
@@ -20,14 +21,18 @@ from kv_transfer.wire_dtype import WireDtype
 TOLERANCES = {"float32": 1e-3, "float16": 0.03, "bfloat16": 0.12}
 
 
-def tolerance(layout: KVLayout, wire_dtype: WireDtype) -> float:
-    """Largest acceptable relative error of one layer's K or V.
+def tolerance(layout: KVLayout, source_dtype: str, wire_dtype: WireDtype) -> float:
+    """Largest acceptable relative error of one layer's K or V, where one side computes in the layout's dtype and the
+    other in source_dtype: the coarser one decides.
 
     A lossy encoding adds its own bound (kv_transfer/wire_dtype.py), which holds for every vector and so for the layer:
     int8 is off by at most amax / 254 per value, and amax ≤ |v|, so by sqrt(head_dim) / 254 of the vector's norm; fp8
     by 1/16 of each value. What is encoded is the sender's own computation: it is off by a part of that, not of ours.
+    Raises: InvalidRequest for a dtype that no KV cache has.
     """
-    computed = TOLERANCES[layout.dtype]
+    if source_dtype not in TOLERANCES:
+        raise InvalidRequest(f"source_dtype is {source_dtype!r}; it must be one of {sorted(TOLERANCES)}")
+    computed = max(TOLERANCES[layout.dtype], TOLERANCES[source_dtype])
     encoded = {
         WireDtype.SAME: 0.0,
         WireDtype.INT8: sqrt(layout.head_dim) / 254,

@@ -19,10 +19,11 @@ from torch import Tensor
 from common.pb import serving_pb2 as pb
 from common.sampling import SamplingParams
 from decode_worker.intake import KVIntake
-from decode_worker.kv_comparison import Comparison, LayerError, compare_layer
+from decode_worker.kv_comparison import Comparison, LayerError, compare_layer, tolerance
 from engine.async_engine import AsyncEngine
 from engine.engine import Engine
 from engine.sequence import SampledToken, ScheduledSequence, Sequence
+from kv_transfer.wire_dtype import WireDtype
 
 # One token is sampled and the prompt's KV is copied before there is a second one.
 _SAMPLING = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
@@ -64,13 +65,13 @@ class PromptCapture:
 
 
 class PairCheck:
-    """Answers CheckPair. `capture` must be the engine's tap."""
+    """Answers CheckPair. `capture` must be the engine's tap, `wire_dtype` the receiver's."""
 
-    def __init__(self, engine: AsyncEngine, intake: KVIntake, capture: PromptCapture, tolerance: float) -> None:
+    def __init__(self, engine: AsyncEngine, intake: KVIntake, capture: PromptCapture, wire_dtype: WireDtype) -> None:
         self._engine = engine
         self._intake = intake
         self._capture = capture
-        self._tolerance = tolerance
+        self._wire_dtype = wire_dtype
 
     async def run(self, request: pb.PairCheckRequest) -> AsyncGenerator[pb.PairCheckEvent]:
         """Reserved, then the verdict. Closing the stream at any point frees the blocks of both sequences.
@@ -78,6 +79,7 @@ class PairCheck:
         The salt is fresh: nothing cached is read, and what the prefix cache keeps of this nobody will ever ask for.
         Raises: NoFreeBlocks, InvalidRequest, PromptTooLong.
         """
+        tolerated = tolerance(self._engine.layout, request.source_dtype, self._wire_dtype)
         salt = secrets.token_bytes(16)
         received, computed = [Sequence(list(request.token_ids), _SAMPLING, cache_salt=salt) for _ in range(2)]
         self._engine.limits.require_valid(received)
@@ -91,8 +93,8 @@ class PairCheck:
                 async for event in events:
                     if isinstance(event, SampledToken):
                         break
-                verdict = await self._engine.call(lambda engine: self._compare(engine, received, computed))
-                yield pb.PairCheckEvent(verdict=pb.PairVerdict(is_equal=not verdict.disagreeing, detail=verdict.detail))
+                errors = await self._engine.call(lambda engine: self._compare(engine, received, computed))
+                yield pb.PairCheckEvent(verdict=_verdict(Comparison(errors, tolerated)))
             finally:
                 self._engine.post(lambda engine: self._capture.forget(computed))
 
@@ -100,11 +102,15 @@ class PairCheck:
         self._capture.watch(sequence)
         engine.add(sequence)
 
-    def _compare(self, engine: Engine, received: Sequence, computed: Sequence) -> Comparison:
+    def _compare(self, engine: Engine, received: Sequence, computed: Sequence) -> list[LayerError]:
         """Between two steps; a layer takes some tens of microseconds."""
         local = self._capture.captured(computed)
         errors: list[LayerError] = []
         for layer in range(engine.layout.num_layers):
             theirs = engine.read_kv(received, (layer, layer + 1), (0, received.num_prompt_tokens))
             errors += compare_layer(layer, theirs, local[layer : layer + 1])
-        return Comparison(errors, self._tolerance)
+        return errors
+
+
+def _verdict(comparison: Comparison) -> pb.PairVerdict:
+    return pb.PairVerdict(is_equal=not comparison.disagreeing, detail=comparison.detail)

@@ -12,7 +12,6 @@ from common.model_source import resolve_model
 from common.pb import serving_pb2_grpc as pb_grpc
 from common.worker_server import LoadReports, StatusSource, WorkerIdentity, WorkerServer
 from decode_worker.intake import KVIntake
-from decode_worker.kv_comparison import tolerance
 from decode_worker.pair_check import PairCheck, PromptCapture
 from decode_worker.service import DecodeService
 from decode_worker.worker import DecodeWorker
@@ -44,8 +43,7 @@ class DecodeServer:
         receiver = make_receiver(config.kv_transfer(), engine.layout, incarnation, engine.device)
         intake = KVIntake(engine, receiver)
         worker = DecodeWorker(engine, intake)
-        tolerated = tolerance(engine.layout, WireDtype(config.transfer.wire_dtype))
-        pair_check = PairCheck(engine, intake, capture, tolerated)
+        pair_check = PairCheck(engine, intake, capture, WireDtype(config.transfer.wire_dtype))
 
         loads = LoadReports(engine, receiver)
 

@@ -88,10 +88,12 @@ class CheckLeg:
 
 
 @asynccontextmanager
-async def check_leg(worker: Worker, attempt: Attempt) -> AsyncIterator[CheckLeg]:
-    call = worker.decode.CheckPair(
-        pb.PairCheckRequest(token_ids=attempt.token_ids, transfer_id=attempt.transfer_id), timeout=attempt.timeout_s
+async def check_leg(worker: Worker, attempt: Attempt, source_dtype: str) -> AsyncIterator[CheckLeg]:
+    """source_dtype: in which the prefill worker computes."""
+    request = pb.PairCheckRequest(
+        token_ids=attempt.token_ids, transfer_id=attempt.transfer_id, source_dtype=source_dtype
     )
+    call = worker.decode.CheckPair(request, timeout=attempt.timeout_s)
     try:
         yield CheckLeg(worker, call)
     finally:

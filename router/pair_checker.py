@@ -133,7 +133,7 @@ async def _checked(pair: Pair) -> pb.PairVerdict:
         deadline_s=time.monotonic() + CHECK_TIMEOUT_S,
         cache_salt=secrets.token_bytes(16),  # computed anew, and never found by anybody
     )
-    async with check_leg(pair.decode, attempt) as decode:
+    async with check_leg(pair.decode, attempt, pair.prefill.hello.layout.dtype) as decode:
         reserved = await decode.reserved()
         await _send(pair, attempt, reserved)
         return await decode.verdict()

@@ -77,10 +77,16 @@ class Worker:
     def mismatch(self, decode: Worker) -> str | None:
         """Why this prefill worker's KV is of no use to that decode worker; None if it is."""
         if self.hello.transport != decode.hello.transport:
-            theirs = f"{decode.worker_id} receives over {decode.hello.transport}"
-            return f"{self.worker_id} sends over {self.hello.transport}, {theirs}"
+            receives = f"{decode.worker_id} receives over {decode.hello.transport}"
+            return f"{self.worker_id} sends over {self.hello.transport}, {receives}"
+        if self.hello.wire_dtype != decode.hello.wire_dtype:
+            reads = f"{decode.worker_id} reads {decode.hello.wire_dtype!r}"
+            return f"transfer.wire_dtype differs: {self.worker_id} writes {self.hello.wire_dtype!r}, {reads}"
+        mine, theirs = KVLayout.from_pb(self.hello.layout), KVLayout.from_pb(decode.hello.layout)
+        if self.hello.wire_dtype not in ("", "same"):  # what travels has neither side's dtype
+            mine = mine.with_dtype(theirs.dtype)
         try:
-            KVLayout.from_pb(decode.hello.layout).require_compatible(KVLayout.from_pb(self.hello.layout))
+            theirs.require_compatible(mine)
         except LayoutMismatch as error:
             return f"{decode.worker_id} and {self.worker_id}: {error.message}"
         return None

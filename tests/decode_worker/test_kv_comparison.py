@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from common.errors import InvalidRequest
 from common.kv_layout import KVLayout
 from decode_worker.kv_comparison import Comparison, compare_layer, tolerance
 from kv_transfer.codec import DTYPES
@@ -51,7 +52,7 @@ def compared(received: Tensor, local: Tensor, tolerated: float) -> Comparison:
 def test_every_encoding_stays_within_its_tolerance(dtype: str, head_dim: int, wire_dtype: WireDtype) -> None:
     kv = random_kv(dtype, head_dim)
     kv[..., 5] *= 40  # an outlier channel, as K has: the worst for one scale per vector
-    result = compared(sent(kv, wire_dtype), kv, tolerance(layout(dtype, head_dim), wire_dtype))
+    result = compared(sent(kv, wire_dtype), kv, tolerance(layout(dtype, head_dim), dtype, wire_dtype))
     assert result.disagreeing == []
     assert "the largest" in result.detail
 
@@ -61,13 +62,13 @@ def test_every_encoding_stays_within_its_tolerance(dtype: str, head_dim: int, wi
 @pytest.mark.parametrize("dtype", list(DTYPES))
 def test_every_fault_is_above_every_tolerance(dtype: str, wire_dtype: WireDtype, fault: str) -> None:
     kv = random_kv(dtype)
-    result = compared(FAULTS[fault](sent(kv, wire_dtype)), kv, tolerance(layout(dtype), wire_dtype))
+    result = compared(FAULTS[fault](sent(kv, wire_dtype)), kv, tolerance(layout(dtype), dtype, wire_dtype))
     assert {error.layer for error in result.disagreeing} == {0, 1, 2}
 
 
 def test_a_scale_off_by_one_percent_shows_in_float32() -> None:
     kv = random_kv("float32")
-    assert len(compared(kv * 1.01, kv, tolerance(layout("float32"), WireDtype.SAME)).disagreeing) == 6
+    assert len(compared(kv * 1.01, kv, tolerance(layout("float32"), "float32", WireDtype.SAME)).disagreeing) == 6
 
 
 def test_the_first_layer_that_disagrees_is_named_with_its_part_and_both_numbers() -> None:
@@ -83,3 +84,11 @@ def test_layers_that_are_all_zeros_agree_and_differ_from_all_others() -> None:
     zeros = torch.zeros(1, 2, 4, 2, 8)
     assert compared(zeros, zeros, 0.001).disagreeing == []
     assert len(compared(zeros + 1, zeros, 0.001).disagreeing) == 2
+
+
+def test_the_coarser_dtype_of_the_two_sides_decides() -> None:
+    coarse = tolerance(layout("bfloat16"), "bfloat16", WireDtype.INT8)
+    assert tolerance(layout("float32"), "bfloat16", WireDtype.INT8) == coarse
+    assert tolerance(layout("bfloat16"), "float32", WireDtype.INT8) == coarse
+    with pytest.raises(InvalidRequest, match="source_dtype is 'int4'"):
+        tolerance(layout("float32"), "int4", WireDtype.SAME)

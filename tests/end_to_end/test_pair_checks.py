@@ -103,6 +103,16 @@ async def test_a_lossy_encoding_passes_within_its_tolerance(
     assert "a relative error of 0.0" in caplog.text  # a few percent: exact values would say "of 0,"
 
 
+async def test_workers_of_unlike_dtypes_are_a_pair_where_the_encoding_is_neither(tiny_model: Path) -> None:
+    async with local_cluster(tiny_model, prefill=0, sections={"transfer": {"wire_dtype": "int8"}}) as cluster:
+        model = cluster.config.model.model_copy(update={"dtype": "bfloat16"})
+        config = cluster.config.model_copy(update={"model": model})
+        async with another_prefill_worker(cluster, config=config):
+            await until_standing(cluster, "prefill-1", pb.PAIR_GOOD)
+            assert len((await cluster.generate(PROMPT, max_tokens=8, ignore_eos=True)).token_ids) == 8
+        await cluster.wait_all_free()
+
+
 @pytest.mark.parametrize("spoil", [swapped, heads_permuted, shifted_by_a_position, scaled, last_layer_negated])
 async def test_a_worker_that_sends_wrong_kv_is_refused_while_a_good_one_beside_it_serves(
     tiny_model: Path, spoil: Spoil, caplog: pytest.LogCaptureFixture

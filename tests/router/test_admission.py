@@ -30,7 +30,14 @@ class Pool:
         self.admission = Admission(self.registry, least_loaded, least_loaded, max_queued)
         self.workers: list[Worker] = []
 
-    def join(self, name: str, max_num_seqs: int = 1, free_blocks: int = 1000, dtype: str = "float32") -> Worker:
+    def join(
+        self,
+        name: str,
+        max_num_seqs: int = 1,
+        free_blocks: int = 1000,
+        dtype: str = "float32",
+        wire_dtype: str = "same",
+    ) -> Worker:
         hello = pb.WorkerHello(
             worker_id=name,
             role=ROLES[name.partition("-")[0]],
@@ -41,6 +48,7 @@ class Pool:
             max_num_seqs=max_num_seqs,
             kv_capacity_tokens=16000,
             max_model_len=1600,
+            wire_dtype=wire_dtype,
         )
         worker = Worker(hello)
         worker.load = pb.WorkerLoad(free_blocks=free_blocks, total_blocks=1000)
@@ -193,6 +201,15 @@ async def test_only_workers_whose_kv_fits_are_paired(pool: Pool) -> None:
     assert pool.registry.not_ready_reason() is None
     for _ in range(20):
         assert (await _placed(pool)).prefill is fitting
+
+
+async def test_unlike_dtypes_fit_where_both_sides_use_the_same_lossy_encoding(pool: Pool) -> None:
+    pool.join("prefill-0", dtype="bfloat16", wire_dtype="fp8")
+    pool.join("decode-0", 10, dtype="float32", wire_dtype="int8")
+    assert "wire_dtype differs: prefill-0 writes 'fp8', decode-0 reads 'int8'" in str(pool.registry.not_ready_reason())
+    fitting = pool.join("decode-1", 10, dtype="float32", wire_dtype="fp8")
+    for _ in range(20):
+        assert (await _placed(pool)).decode is fitting
 
 
 async def test_only_pairs_that_passed_their_check_are_chosen() -> None:
