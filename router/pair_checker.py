@@ -149,8 +149,12 @@ async def _send(pair: Pair, attempt: Attempt, reserved: pb.Reserved) -> None:
 
 def probe_prompt(pair: Pair) -> list[int]:
     """The same tokens each time, scattered over the vocabulary (Knuth's multiplicative hash), so that no two positions
-    have much in common. Empty where the workers' context leaves no room for a prompt and two tokens."""
+    have much in common. Shorter where the workers' context or the decode worker's memory asks for it; empty where the
+    context leaves no room for a prompt and two tokens."""
     hellos = (pair.prefill.hello, pair.decode.hello)
-    room = min(hello.max_model_len for hello in hellos) - _SAMPLING.max_tokens
+    context = min(hello.max_model_len for hello in hellos) - _SAMPLING.max_tokens
+    # D holds the prompt and a next token twice. A third of its tokens, rounded up to blocks, fits twice into any number
+    # of blocks from two on.
+    memory = max(1, pair.decode.hello.kv_capacity_tokens // 3 - 1)
     vocab_size = min(hello.vocab_size for hello in hellos)
-    return [(index + 1) * 2654435761 % 2**32 % vocab_size for index in range(min(NUM_PROMPT_TOKENS, room))]
+    return [(index + 1) * 2654435761 % 2**32 % vocab_size for index in range(min(NUM_PROMPT_TOKENS, context, memory))]

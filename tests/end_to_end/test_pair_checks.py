@@ -103,6 +103,14 @@ async def test_a_lossy_encoding_passes_within_its_tolerance(
     assert "a relative error of 0.0" in caplog.text  # a few percent: exact values would say "of 0,"
 
 
+async def test_the_smallest_decode_worker_can_be_checked(tiny_model: Path) -> None:
+    sections = {"decode": {"kv_cache_gib": 4 * 16 * 512 / 2**30}}  # four blocks of 16 tokens
+    async with local_cluster(tiny_model, sections=sections) as cluster:
+        assert (await cluster.decode_status()).load.total_blocks == 4
+        assert await checks(cluster, "passed") == 1
+        await cluster.wait_all_free()
+
+
 async def test_workers_of_unlike_dtypes_are_a_pair_where_the_encoding_is_neither(tiny_model: Path) -> None:
     async with local_cluster(tiny_model, prefill=0, sections={"transfer": {"wire_dtype": "int8"}}) as cluster:
         model = cluster.config.model.model_copy(update={"dtype": "bfloat16"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -75,7 +76,7 @@ class Cluster:
     def _changed(self) -> None:
         self.changes += 1
 
-    def join(self, name: str, *, dtype: str = "float32", max_model_len: int = 100) -> Worker:
+    def join(self, name: str, *, dtype: str = "float32", max_model_len: int = 100, capacity: int = 1000) -> Worker:
         worker = Worker(
             pb.WorkerHello(
                 worker_id=name,
@@ -86,6 +87,7 @@ class Cluster:
                 address=self._address,
                 vocab_size=258,
                 max_model_len=max_model_len,
+                kv_capacity_tokens=capacity,
             )
         )
         self.registry.join(worker)
@@ -215,3 +217,17 @@ async def test_the_test_prompt_fits_the_shorter_context(cluster: Cluster, max_mo
     assert all(0 <= token < 258 for token in prompt)
     await cluster.until(lambda: cluster.pair().is_good)
     assert [len(request.token_ids) for request in cluster.workers.requests] == [num_tokens] * (num_tokens > 0)
+
+
+@pytest.mark.parametrize("block_size", [16, 256])
+@pytest.mark.parametrize("num_blocks", [2, 3, 4, 5, 6, 7, 8, 100])
+async def test_the_test_prompt_fits_twice_into_the_decode_workers_memory(
+    cluster: Cluster, num_blocks: int, block_size: int
+) -> None:
+    cluster.workers.gate.set()
+    cluster.join("prefill-0")
+    cluster.join("decode-0", capacity=num_blocks * block_size)
+    needed = len(probe_prompt(cluster.pair())) + 1
+    assert needed > 1
+    assert 2 * math.ceil(needed / block_size) <= num_blocks
+    await cluster.until(lambda: cluster.pair().is_good)
