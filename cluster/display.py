@@ -26,6 +26,7 @@ class Display:
         self._doing = "starting"
         self._moving_line = Live(Spinner("dots", self), console=console, transient=True, redirect_stdout=False)
         self._incarnations: dict[str, str] = {}  # of the workers that have been announced
+        self._refusals: set[str] = set()  # that have been announced
 
     def __enter__(self) -> Display:
         self._moving_line.start()
@@ -55,12 +56,16 @@ class Display:
                 self.settled(f"  | {line}")
 
     def cluster_status(self, status: pb.ClusterStatus, plan: Plan) -> None:
-        """Announce every worker once per life, and say who is still awaited."""
+        """Announce every worker once per life and every refused pair, and say who is still awaited."""
         for worker in status.workers:
             hello = worker.hello
             if self._incarnations.get(hello.worker_id) != hello.incarnation:
                 self._incarnations[hello.worker_id] = hello.incarnation
                 self.settled(f"{hello.worker_id} registered, {hello.address} ({self._elapsed_s:.1f} s)")
+        for pair in status.pairs:
+            if pair.standing == pb.PAIR_REFUSED and pair.reason not in self._refusals:
+                self._refusals.add(pair.reason)
+                self.settled(pair.reason)
         awaited = set(plan.worker_names) - {worker.hello.worker_id for worker in status.workers}
         if awaited:
             self.doing(f"loading {', '.join(sorted(awaited))}")

@@ -1,4 +1,4 @@
-"""`pdserve status`: who is there, how busy, and whether requests can be served."""
+"""`pdserve status`: who is there, how busy, which pairs fit and how fast, and whether requests can be served."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ async def show_status(control_address: str, console: Console, timeout_s: float =
     """Print the table; 0 when requests can be served, else 1. Raises: WorkerUnavailable when no router answers."""
     status = await cluster_status(control_address, timeout_s)
     console.print(status_table(status))
+    if status.pairs:
+        console.print(pair_table(status))
+    for pair in status.pairs:
+        if pair.reason:
+            console.print(pair.reason, highlight=False, markup=False, soft_wrap=True)
     console.print(
         f"{'ready' if status.is_ready else f'not ready: {status.reason}'}, up {status.uptime_s:.0f} s, "
         f"{status.num_queued} queued, {status.num_active} active",
@@ -22,6 +27,9 @@ async def show_status(control_address: str, console: Console, timeout_s: float =
         soft_wrap=True,
     )
     return 0 if status.is_ready else 1
+
+
+STANDINGS = {pb.PAIR_UNCHECKED: "unchecked", pb.PAIR_GOOD: "good", pb.PAIR_REFUSED: "refused"}
 
 
 def status_table(status: pb.ClusterStatus) -> Table:
@@ -42,3 +50,24 @@ def status_table(status: pb.ClusterStatus) -> Table:
             f"{load.total_blocks - load.free_blocks}/{load.total_blocks}",
         )
     return table
+
+
+def pair_table(status: pb.ClusterStatus) -> Table:
+    """Speeds are those that the prefill side measured when the link was made."""
+    table = Table(box=SIMPLE, pad_edge=False)
+    for column in ("prefill", "decode", "pair", "transport"):
+        table.add_column(column, overflow="fold")
+    for column in ("GB/s", "round trip"):
+        table.add_column(column, justify="right")
+    for pair in status.pairs:
+        table.add_row(
+            pair.prefill_worker, pair.decode_worker, STANDINGS.get(pair.standing, "unknown"), *_link_cells(pair)
+        )
+    return table
+
+
+def _link_cells(pair: pb.PairSummary) -> tuple[str, str, str]:
+    link = pair.link
+    if not link.bytes_per_s:
+        return (link.transport or "-", "-", "-")
+    return (link.transport, f"{link.bytes_per_s / 1e9:.2f}", f"{link.round_trip_s * 1e3:.2f} ms")

@@ -82,6 +82,9 @@ class TransferSection(Section):
     tcp_connections: Annotated[int, Field(ge=1, le=16)] = 1  # of each link; more where one does not fill the network
     tls: TlsSection | None = None  # for "tcp"
     timeout_s: Annotated[float, Field(gt=0)] = 30.0  # last chunk computed → commit acknowledged; a link without room
+    # each pair of workers transfers one short prompt before it is chosen; a pair whose KV is not what the decode worker
+    # computes itself is refused
+    self_test: bool = True
 
 
 class SecuritySection(Section):

@@ -12,6 +12,7 @@ import grpc
 
 from common.config import Role, ServeConfig
 from common.kv_layout import KVLayout
+from common.link_status import LinkSource, link_statuses
 from common.membership import Membership
 from common.pb import serving_pb2 as pb
 from common.rpc import bind_port, new_server
@@ -88,10 +89,11 @@ class CacheEvents(Protocol):
 
 
 class LoadReports:
-    """A worker's load as messages: for whoever asks, and for the router, which also hears of its prefix cache."""
+    """A worker's load as messages: for whoever asks, and for the router, which also hears of prefix cache and links."""
 
-    def __init__(self, source: LoadSource) -> None:
+    def __init__(self, source: LoadSource, links: LinkSource) -> None:
         self._source = source
+        self._links = links
 
     async def measure(self) -> pb.WorkerLoad:
         return pb.WorkerLoad(**asdict(await self._source.load()))
@@ -102,6 +104,7 @@ class LoadReports:
         events = await self._source.cache_events(as_snapshot=is_first)
         load.stored_blocks.extend(events.stored)
         load.evicted_blocks.extend(events.evicted)
+        load.links.extend(link_statuses(self._links))
         return load
 
     def hello(self, config: ServeConfig, role: Role, identity: WorkerIdentity) -> pb.WorkerHello:
@@ -113,6 +116,7 @@ class LoadReports:
             model=config.model.served_name,
             layout=self._source.layout.to_pb(),
             transport=config.transfer.transport,
+            wire_dtype=config.transfer.wire_dtype,
             **asdict(self._source.limits),
         )
 
@@ -132,10 +136,12 @@ class StatusSource:
         hello: pb.WorkerHello,
         measure_load: Callable[[], Awaitable[pb.WorkerLoad]],
         counters: Callable[[], dict[str, int]],
+        links: LinkSource,
     ) -> None:
         self._hello = hello
         self._measure_load = measure_load
         self._counters = counters
+        self._links = links
         self._start_s = time.monotonic()
 
     async def status(self) -> pb.WorkerStatus:
@@ -144,4 +150,5 @@ class StatusSource:
             load=await self._measure_load(),
             counters=self._counters(),
             uptime_s=time.monotonic() - self._start_s,
+            links=link_statuses(self._links),
         )

@@ -11,12 +11,15 @@ from common.identity import new_incarnation
 from common.model_source import resolve_model
 from common.pb import serving_pb2_grpc as pb_grpc
 from common.worker_server import LoadReports, StatusSource, WorkerIdentity, WorkerServer
+from decode_worker.intake import KVIntake
+from decode_worker.pair_check import PairCheck, PromptCapture
 from decode_worker.service import DecodeService
 from decode_worker.worker import DecodeWorker
 from engine.async_engine import AsyncEngine
 from engine.build import build_engine
 from kv_transfer.factory import make_receiver
 from kv_transfer.transport import KVReceiver
+from kv_transfer.wire_dtype import WireDtype
 
 
 class DecodeServer:
@@ -34,12 +37,16 @@ class DecodeServer:
         transfer_config = config.kv_transfer()  # a mistake in it is told before the model is loaded
         pool = config.pool(role)
         path = await asyncio.to_thread(resolve_model, config.model.source)
-        engine = AsyncEngine(await asyncio.to_thread(build_engine, config.engine(role, path)))
+        loaded = await asyncio.to_thread(build_engine, config.engine(role, path))
+        capture = PromptCapture(loaded)
+        engine = AsyncEngine(loaded, tap=capture)
         incarnation = new_incarnation()
         receiver = make_receiver(transfer_config, engine.layout, incarnation, engine.device)
-        worker = DecodeWorker(engine, receiver)
+        intake = KVIntake(engine, receiver)
+        worker = DecodeWorker(engine, intake)
+        pair_check = PairCheck(engine, intake, capture, WireDtype(config.transfer.wire_dtype))
 
-        loads = LoadReports(engine)
+        loads = LoadReports(engine, receiver)
 
         def counters() -> dict[str, int]:
             return {
@@ -50,7 +57,7 @@ class DecodeServer:
             }
 
         def add_decode(grpc_server: grpc.aio.Server) -> None:
-            service = DecodeService(worker, StatusSource(hello, loads.measure, counters))
+            service = DecodeService(worker, pair_check, StatusSource(hello, loads.measure, counters, receiver))
             pb_grpc.add_DecodeServicer_to_server(service, grpc_server)
 
         server = WorkerServer({"pdserve.v1.Decode": add_decode, "pdserve.v1.KVTransfer": receiver.add_to_server})

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import closing
 
 from common.pb import serving_pb2 as pb
 from common.sampling import SamplingParams
+from decode_worker.intake import KVIntake
 from engine.async_engine import AsyncEngine, Started
-from engine.engine import Engine
 from engine.sequence import SampledToken, Sequence
-from kv_transfer.transport import KVPiece, KVReceiver, Reception, Release
 
 
 class DecodeWorker:
-    """One engine and one KV receiver. Never runs a sequence whose KV is not complete and verified."""
+    """One engine and one KV intake. Never runs a sequence whose KV is not complete and verified."""
 
-    def __init__(self, engine: AsyncEngine, receiver: KVReceiver) -> None:
+    def __init__(self, engine: AsyncEngine, intake: KVIntake) -> None:
         self._engine = engine
-        self._receiver = receiver
+        self._intake = intake
         self.num_local_prefills = 0
         self.num_received_prefills = 0
 
@@ -38,26 +37,13 @@ class DecodeWorker:
                 self._engine.post(lambda engine: engine.add(sequence))
             else:
                 skip_tokens = await self._engine.call(lambda engine: engine.reserve(sequence))
-                with closing(self._expect(request.transfer_id, sequence, skip_tokens)) as reception:
-                    yield pb.DecodeEvent(reserved=self._reserved(skip_tokens))
+                with closing(self._intake.expect(request.transfer_id, sequence, skip_tokens)) as reception:
+                    yield pb.DecodeEvent(reserved=self._intake.reserved(skip_tokens))
                     committed = await reception.committed()
                 self.num_received_prefills += 1
                 self._engine.post(lambda engine: engine.activate(sequence, committed.first_token))
             async for event in events:
                 yield _event_pb(event)
-
-    def _reserved(self, skip_tokens: int) -> pb.Reserved:
-        return pb.Reserved(destination=self._receiver.destination.to_pb(), skip_tokens=skip_tokens)
-
-    def _expect(self, transfer_id: bytes, sequence: Sequence, skip_tokens: int) -> Reception:
-        def scatter(piece: KVPiece, release: Release) -> None:
-            self._engine.post(_write_kv(sequence, piece), then=release)
-
-        return self._receiver.expect(transfer_id, sequence.num_prompt_tokens, skip_tokens, scatter)
-
-
-def _write_kv(sequence: Sequence, piece: KVPiece) -> Callable[[Engine], None]:
-    return lambda engine: engine.write_kv(sequence, piece.layer_start, piece.token_start, piece.data, piece.head_start)
 
 
 def _event_pb(event: Started | SampledToken) -> pb.DecodeEvent:

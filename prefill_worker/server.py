@@ -51,13 +51,13 @@ class PrefillServer:
         sender.on_room = engine.wake
         worker = PrefillWorker(engine, push, sender, config.transfer.timeout_s)
 
-        loads = LoadReports(engine)
+        loads = LoadReports(engine, sender)
 
         def counters() -> dict[str, int]:
             return {"prefills": worker.num_prefills, **sender.stats.as_counters(), **engine.counters()}
 
         def add_prefill(grpc_server: grpc.aio.Server) -> None:
-            service = PrefillService(worker, StatusSource(hello, loads.measure, counters))
+            service = PrefillService(worker, StatusSource(hello, loads.measure, counters, sender))
             pb_grpc.add_PrefillServicer_to_server(service, grpc_server)
 
         server = WorkerServer({"pdserve.v1.Prefill": add_prefill})

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from common.config import Role
 from common.errors import QueueFull, WorkerLost
 from router.policy import Policy
-from router.registry import Registry, Worker
+from router.registry import Registry
 from router.request import Request
+from router.worker import Worker
 
 # Prompt tokens that may wait in one prefill worker: enough to keep it busy, few enough for choices to stay fresh.
 PREFILL_QUEUE_TOKENS = 2048
@@ -96,7 +97,7 @@ class Admission:
         others = [
             worker
             for worker in self._registry.with_role(Role.PREFILL)
-            if worker is not lost and worker.can_send_to(placement.decode)
+            if worker is not lost and self._registry.can_send(worker, placement.decode)
         ]
         if not others:
             raise WorkerLost("the prefill worker is lost and no other one is registered")
@@ -142,11 +143,11 @@ class Admission:
         prefillers = [
             worker
             for worker in self._registry.with_role(Role.PREFILL)
-            if _has_room_to_prefill(worker) and any(worker.can_send_to(decoder) for decoder in decoders)
+            if _has_room_to_prefill(worker) and any(self._registry.can_send(worker, decoder) for decoder in decoders)
         ]
         if prefillers:
             prefill = _choose(self._prefill_policy, prefillers)
-            decoders = [decoder for decoder in decoders if prefill.can_send_to(decoder)]
+            decoders = [decoder for decoder in decoders if self._registry.can_send(prefill, decoder)]
             return Placement(prefill, _choose(self._decode_policy, decoders))
         colocated = self._with_room_to_decode(request, Role.COLOCATED)
         return Placement(None, _choose(self._decode_policy, colocated)) if colocated else None

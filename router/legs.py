@@ -1,5 +1,5 @@
-"""The two gRPC calls that a request consists of. Leaving either one's block cancels the call, which frees the worker's
-side of it."""
+"""The gRPC calls that a request, or the check of a pair, consists of. Leaving a call's block cancels the call, which
+frees the worker's side of it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 import grpc
 
@@ -14,7 +15,9 @@ from common.errors import ServingError, WorkerLost
 from common.pb import kv_transfer_pb2 as kv_pb
 from common.pb import serving_pb2 as pb
 from common.sampling import SamplingParams
-from router.registry import Worker
+from router.worker import Worker
+
+E = TypeVar("E")
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,7 @@ class Attempt:
     token_ids: list[int]
     sampling: SamplingParams
     deadline_s: float  # time.monotonic()
+    cache_salt: bytes = b""  # prompts of different salts never share cached KV
 
     @property
     def timeout_s(self) -> float:
@@ -41,10 +45,7 @@ class DecodeLeg:
 
     async def next(self) -> pb.DecodeEvent:
         """Raises: WorkerLost also when the stream ends; whoever reads knows when it may."""
-        with self._worker.called():
-            async for event in self._events:
-                return event
-            raise WorkerLost(f"{self._worker.worker_id} ended its stream before the answer was finished")
+        return await _next_event(self._worker, self._events)
 
     async def reserved(self) -> pb.Reserved:
         event = await self.next()
@@ -62,11 +63,39 @@ async def decode_leg(worker: Worker, attempt: Attempt, *, compute_prompt: bool) 
             sampling=attempt.sampling.to_pb(),
             transfer_id=b"" if compute_prompt else attempt.transfer_id,
             compute_prompt=compute_prompt,
+            cache_salt=attempt.cache_salt,
         ),
         timeout=attempt.timeout_s,
     )
     try:
         yield DecodeLeg(worker, call)
+    finally:
+        call.cancel()
+
+
+class CheckLeg:
+    """An open CheckPair call on a decode worker: the reservation, then the verdict."""
+
+    def __init__(self, worker: Worker, call: grpc.aio.UnaryStreamCall[pb.PairCheckRequest, pb.PairCheckEvent]) -> None:
+        self._worker = worker
+        self._events = aiter(call)
+
+    async def reserved(self) -> pb.Reserved:
+        return (await _next_event(self._worker, self._events)).reserved
+
+    async def verdict(self) -> pb.PairVerdict:
+        return (await _next_event(self._worker, self._events)).verdict
+
+
+@asynccontextmanager
+async def check_leg(worker: Worker, attempt: Attempt, source_dtype: str) -> AsyncIterator[CheckLeg]:
+    """source_dtype: in which the prefill worker computes."""
+    request = pb.PairCheckRequest(
+        token_ids=attempt.token_ids, transfer_id=attempt.transfer_id, source_dtype=source_dtype
+    )
+    call = worker.decode.CheckPair(request, timeout=attempt.timeout_s)
+    try:
+        yield CheckLeg(worker, call)
     finally:
         call.cancel()
 
@@ -90,6 +119,7 @@ async def prefill_events(
             sampling=attempt.sampling.to_pb(),
             ticket=ticket,
             destination=reserved.destination,
+            cache_salt=attempt.cache_salt,
         ),
         timeout=attempt.timeout_s,
     )
@@ -99,3 +129,10 @@ async def prefill_events(
                 yield event
     finally:
         call.cancel()
+
+
+async def _next_event(worker: Worker, events: AsyncIterator[E]) -> E:
+    with worker.called():
+        async for event in events:
+            return event
+        raise WorkerLost(f"{worker.worker_id} ended its stream too early")

@@ -35,6 +35,12 @@ class RouterMetrics:
         )
         self.prompt_tokens = Counter("prompt_tokens_total", "Prompt tokens of ended requests", registry=self.registry)
         self.output_tokens = Counter("output_tokens_total", "Tokens streamed to clients", registry=self.registry)
+        self.pair_checks = Counter(
+            "pair_checks_total",
+            "Self-tests of pairs of workers, by result: passed, disagreed, incompatible, failed (and tried again)",
+            ["result"],
+            registry=self.registry,
+        )
         self.ttft = Histogram("ttft_seconds", "Time to first token", buckets=SECONDS, registry=self.registry)
         self.tpot = Histogram("tpot_seconds", "Time per output token", buckets=TPOT_SECONDS, registry=self.registry)
         self.stage = Histogram(

@@ -24,6 +24,7 @@ from router.frontend import Frontend
 from router.grpc_api import InferenceServicer
 from router.http_server import HttpServer
 from router.metrics import RouterMetrics
+from router.pair_checker import PairChecker
 from router.pipeline import RequestPipeline
 from router.policy import make_policy
 from router.registry import Registry, RegistryService
@@ -41,11 +42,13 @@ class RouterServer:
     def __init__(
         self,
         pipeline: RequestPipeline,
+        checker: PairChecker,
         http: HttpServer,
         grpc_servers: list[grpc.aio.Server],
         addresses: RouterAddresses,
     ) -> None:
         self._pipeline = pipeline
+        self._checker = checker
         self._http = http
         self._grpc_servers = grpc_servers
         self._http_task = asyncio.create_task(http.serve(sockets=[addresses.http_socket]), name="http")
@@ -59,8 +62,9 @@ class RouterServer:
         """Load the tokenizer, take the three ports, serve. Raises: ConfigError, ModelError."""
         path = await asyncio.to_thread(resolve_model, config.model.source)
         tokenizer = await asyncio.to_thread(load_tokenizer, path)
-        registry = Registry(config.model.served_name)
+        registry = Registry(config.model.served_name, must_check_pairs=config.transfer.self_test)
         metrics = RouterMetrics()
+        checker = PairChecker(registry, lambda result: metrics.pair_checks.labels(result).inc())
         policy = config.router.policy
         admission = Admission(registry, make_policy(policy), make_policy(policy), config.router.max_queued_requests)
         pipeline = RequestPipeline(admission, metrics, config.router.max_attempts)
@@ -81,7 +85,7 @@ class RouterServer:
             await asyncio.gather(*(server.stop(None) for server in servers.values()))
             raise
         router = RouterServer(
-            pipeline, HttpServer(create_app(frontend, metrics.registry)), list(servers.values()), addresses
+            pipeline, checker, HttpServer(create_app(frontend, metrics.registry)), list(servers.values()), addresses
         )
         await asyncio.wait_for(router.http_is_ready.wait(), HTTP_START_S)
         logger.info(
@@ -95,6 +99,7 @@ class RouterServer:
 
     async def stop(self) -> None:
         """End every request with a typed error, let the answers out, then close the ports."""
+        await self._checker.close()
         await self._pipeline.close()
         self._http.should_exit = True
         await asyncio.gather(*(server.stop(STOP_GRACE_S) for server in self._grpc_servers))
@@ -126,6 +131,7 @@ class ClusterStatusSource:
             is_ready=reason is None,
             reason=reason or "",
             workers=[worker.summary() for worker in workers],
+            pairs=[pair.summary() for pair in sorted(self._registry.pairs, key=str)],
             num_queued=self._admission.num_queued,
             num_active=self._admission.num_placed,
             uptime_s=time.monotonic() - self._start_s,

@@ -14,10 +14,21 @@ class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROLE_PREFILL: _ClassVar[Role]
     ROLE_DECODE: _ClassVar[Role]
     ROLE_COLOCATED: _ClassVar[Role]
+
+class PairStanding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PAIR_STANDING_UNSPECIFIED: _ClassVar[PairStanding]
+    PAIR_UNCHECKED: _ClassVar[PairStanding]
+    PAIR_GOOD: _ClassVar[PairStanding]
+    PAIR_REFUSED: _ClassVar[PairStanding]
 ROLE_UNSPECIFIED: Role
 ROLE_PREFILL: Role
 ROLE_DECODE: Role
 ROLE_COLOCATED: Role
+PAIR_STANDING_UNSPECIFIED: PairStanding
+PAIR_UNCHECKED: PairStanding
+PAIR_GOOD: PairStanding
+PAIR_REFUSED: PairStanding
 
 class GenerateRequest(_message.Message):
     __slots__ = ("model", "prompt", "prompt_token_ids", "chat", "sampling", "stop")
@@ -225,6 +236,32 @@ class DecodeStarted(_message.Message):
     cached_tokens: int
     def __init__(self, cached_tokens: _Optional[int] = ...) -> None: ...
 
+class PairCheckRequest(_message.Message):
+    __slots__ = ("token_ids", "transfer_id", "source_dtype")
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    transfer_id: bytes
+    source_dtype: str
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., transfer_id: _Optional[bytes] = ..., source_dtype: _Optional[str] = ...) -> None: ...
+
+class PairCheckEvent(_message.Message):
+    __slots__ = ("reserved", "verdict")
+    RESERVED_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    reserved: Reserved
+    verdict: PairVerdict
+    def __init__(self, reserved: _Optional[_Union[Reserved, _Mapping]] = ..., verdict: _Optional[_Union[PairVerdict, _Mapping]] = ...) -> None: ...
+
+class PairVerdict(_message.Message):
+    __slots__ = ("is_equal", "detail")
+    IS_EQUAL_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    is_equal: bool
+    detail: str
+    def __init__(self, is_equal: _Optional[bool] = ..., detail: _Optional[str] = ...) -> None: ...
+
 class WorkerReport(_message.Message):
     __slots__ = ("hello", "load")
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -234,7 +271,7 @@ class WorkerReport(_message.Message):
     def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
-    __slots__ = ("worker_id", "role", "incarnation", "address", "model", "layout", "vocab_size", "max_model_len", "max_num_seqs", "kv_capacity_tokens", "transport")
+    __slots__ = ("worker_id", "role", "incarnation", "address", "model", "layout", "vocab_size", "max_model_len", "max_num_seqs", "kv_capacity_tokens", "transport", "wire_dtype")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -246,6 +283,7 @@ class WorkerHello(_message.Message):
     MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
     KV_CAPACITY_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    WIRE_DTYPE_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: Role
     incarnation: str
@@ -257,10 +295,11 @@ class WorkerHello(_message.Message):
     max_num_seqs: int
     kv_capacity_tokens: int
     transport: str
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., layout: _Optional[_Union[_kv_transfer_pb2.KVLayout, _Mapping]] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., kv_capacity_tokens: _Optional[int] = ..., transport: _Optional[str] = ...) -> None: ...
+    wire_dtype: str
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., layout: _Optional[_Union[_kv_transfer_pb2.KVLayout, _Mapping]] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., kv_capacity_tokens: _Optional[int] = ..., transport: _Optional[str] = ..., wire_dtype: _Optional[str] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
-    __slots__ = ("num_waiting", "num_running", "num_reserved", "uncached_tokens", "free_blocks", "total_blocks", "stored_blocks", "evicted_blocks")
+    __slots__ = ("num_waiting", "num_running", "num_reserved", "uncached_tokens", "free_blocks", "total_blocks", "stored_blocks", "evicted_blocks", "links")
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_RESERVED_FIELD_NUMBER: _ClassVar[int]
@@ -269,6 +308,7 @@ class WorkerLoad(_message.Message):
     TOTAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     STORED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     EVICTED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
     num_waiting: int
     num_running: int
     num_reserved: int
@@ -277,7 +317,20 @@ class WorkerLoad(_message.Message):
     total_blocks: int
     stored_blocks: _containers.RepeatedScalarFieldContainer[bytes]
     evicted_blocks: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_reserved: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., stored_blocks: _Optional[_Iterable[bytes]] = ..., evicted_blocks: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    links: _containers.RepeatedCompositeFieldContainer[LinkStatus]
+    def __init__(self, num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_reserved: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., stored_blocks: _Optional[_Iterable[bytes]] = ..., evicted_blocks: _Optional[_Iterable[bytes]] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ...) -> None: ...
+
+class LinkStatus(_message.Message):
+    __slots__ = ("peer_incarnation", "transport", "bytes_per_s", "round_trip_s")
+    PEER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIP_S_FIELD_NUMBER: _ClassVar[int]
+    peer_incarnation: str
+    transport: str
+    bytes_per_s: float
+    round_trip_s: float
+    def __init__(self, peer_incarnation: _Optional[str] = ..., transport: _Optional[str] = ..., bytes_per_s: _Optional[float] = ..., round_trip_s: _Optional[float] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
     __slots__ = ("router_incarnation",)
@@ -290,7 +343,7 @@ class WorkerStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("hello", "load", "counters", "uptime_s")
+    __slots__ = ("hello", "load", "counters", "uptime_s", "links")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -302,18 +355,20 @@ class WorkerStatus(_message.Message):
     LOAD_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
     hello: WorkerHello
     load: WorkerLoad
     counters: _containers.ScalarMap[str, int]
     uptime_s: float
-    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., counters: _Optional[_Mapping[str, int]] = ..., uptime_s: _Optional[float] = ...) -> None: ...
+    links: _containers.RepeatedCompositeFieldContainer[LinkStatus]
+    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., counters: _Optional[_Mapping[str, int]] = ..., uptime_s: _Optional[float] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ...) -> None: ...
 
 class ClusterStatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class ClusterStatus(_message.Message):
-    __slots__ = ("model", "is_ready", "reason", "workers", "num_queued", "num_active", "uptime_s")
+    __slots__ = ("model", "is_ready", "reason", "workers", "num_queued", "num_active", "uptime_s", "pairs")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     IS_READY_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -321,6 +376,7 @@ class ClusterStatus(_message.Message):
     NUM_QUEUED_FIELD_NUMBER: _ClassVar[int]
     NUM_ACTIVE_FIELD_NUMBER: _ClassVar[int]
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
+    PAIRS_FIELD_NUMBER: _ClassVar[int]
     model: str
     is_ready: bool
     reason: str
@@ -328,7 +384,22 @@ class ClusterStatus(_message.Message):
     num_queued: int
     num_active: int
     uptime_s: float
-    def __init__(self, model: _Optional[str] = ..., is_ready: _Optional[bool] = ..., reason: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[WorkerSummary, _Mapping]]] = ..., num_queued: _Optional[int] = ..., num_active: _Optional[int] = ..., uptime_s: _Optional[float] = ...) -> None: ...
+    pairs: _containers.RepeatedCompositeFieldContainer[PairSummary]
+    def __init__(self, model: _Optional[str] = ..., is_ready: _Optional[bool] = ..., reason: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[WorkerSummary, _Mapping]]] = ..., num_queued: _Optional[int] = ..., num_active: _Optional[int] = ..., uptime_s: _Optional[float] = ..., pairs: _Optional[_Iterable[_Union[PairSummary, _Mapping]]] = ...) -> None: ...
+
+class PairSummary(_message.Message):
+    __slots__ = ("prefill_worker", "decode_worker", "standing", "reason", "link")
+    PREFILL_WORKER_FIELD_NUMBER: _ClassVar[int]
+    DECODE_WORKER_FIELD_NUMBER: _ClassVar[int]
+    STANDING_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    LINK_FIELD_NUMBER: _ClassVar[int]
+    prefill_worker: str
+    decode_worker: str
+    standing: PairStanding
+    reason: str
+    link: LinkStatus
+    def __init__(self, prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., standing: _Optional[_Union[PairStanding, str]] = ..., reason: _Optional[str] = ..., link: _Optional[_Union[LinkStatus, _Mapping]] = ...) -> None: ...
 
 class WorkerSummary(_message.Message):
     __slots__ = ("hello", "load", "num_assigned", "heartbeat_age_s", "num_cached_blocks")

@@ -285,6 +285,11 @@ class DecodeStub:
                 request_serializer=common_dot_pb_dot_serving__pb2.DecodeRequest.SerializeToString,
                 response_deserializer=common_dot_pb_dot_serving__pb2.DecodeEvent.FromString,
                 _registered_method=True)
+        self.CheckPair = channel.unary_stream(
+                '/pdserve.v1.Decode/CheckPair',
+                request_serializer=common_dot_pb_dot_serving__pb2.PairCheckRequest.SerializeToString,
+                response_deserializer=common_dot_pb_dot_serving__pb2.PairCheckEvent.FromString,
+                _registered_method=True)
         self.GetStatus = channel.unary_unary(
                 '/pdserve.v1.Decode/GetStatus',
                 request_serializer=common_dot_pb_dot_serving__pb2.WorkerStatusRequest.SerializeToString,
@@ -305,6 +310,14 @@ class DecodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CheckPair(self, request, context):
+        """Takes the KV of a test prompt from a prefill worker, computes the same prompt itself, and says whether the two agree.
+        Ends with the verdict; the open stream is the reservation here too.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetStatus(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -318,6 +331,11 @@ def add_DecodeServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=common_dot_pb_dot_serving__pb2.DecodeRequest.FromString,
                     response_serializer=common_dot_pb_dot_serving__pb2.DecodeEvent.SerializeToString,
+            ),
+            'CheckPair': grpc.unary_stream_rpc_method_handler(
+                    servicer.CheckPair,
+                    request_deserializer=common_dot_pb_dot_serving__pb2.PairCheckRequest.FromString,
+                    response_serializer=common_dot_pb_dot_serving__pb2.PairCheckEvent.SerializeToString,
             ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
@@ -354,6 +372,33 @@ class Decode:
             '/pdserve.v1.Decode/Generate',
             common_dot_pb_dot_serving__pb2.DecodeRequest.SerializeToString,
             common_dot_pb_dot_serving__pb2.DecodeEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckPair(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/pdserve.v1.Decode/CheckPair',
+            common_dot_pb_dot_serving__pb2.PairCheckRequest.SerializeToString,
+            common_dot_pb_dot_serving__pb2.PairCheckEvent.FromString,
             options,
             channel_credentials,
             insecure,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -44,6 +45,7 @@ async def test_up_serves_until_ctrl_c_and_leaves_nothing(tiny_config: Path, tmp_
     table = console.export_text()
     assert "prefill-0" in table
     assert "decode-0" in table
+    assert re.search(r"prefill-0\s+decode-0\s+good", table)
     assert "ready, up" in table
 
 

@@ -112,10 +112,12 @@ async def local_cluster(
         cluster = LocalCluster(config, router, prefills, decodes, http, openai)
         num_workers = prefill + decode + colocated
 
-        async def all_joined() -> bool:
-            return len((await cluster.cluster_status()).workers) == num_workers
+        async def all_settled() -> bool:
+            status = await cluster.cluster_status()
+            is_checked = all(pair.standing != pb.PAIR_UNCHECKED for pair in status.pairs)
+            return len(status.workers) == num_workers and is_checked
 
-        await wait_until(all_joined, READY_S, "every worker has joined")
+        await wait_until(all_settled, READY_S, "every worker has joined and every pair is checked")
         yield cluster
 
 

@@ -30,6 +30,7 @@ from tests.end_to_end.local_cluster import LocalCluster, local_cluster, wait_unt
 Client = Callable[[LocalCluster, list[int]], Awaitable[Any]]
 
 SHORT = list(b"a short prompt")
+UNCHECKED = {"transfer": {"self_test": False}}  # for senders that would not pass
 LONG = [index % 250 for index in range(3000)]
 
 
@@ -131,7 +132,7 @@ async def test_a_client_that_leaves_during_prefill_frees_both_workers(tiny_model
 
 
 async def test_a_client_that_leaves_during_the_transfer_frees_both_workers(tiny_model: Path, client: Client) -> None:
-    async with local_cluster(tiny_model, new_sender=stuck_sender) as cluster:
+    async with local_cluster(tiny_model, new_sender=stuck_sender, sections=UNCHECKED) as cluster:
         async with leaving(client(cluster, SHORT)):
             await wait_until(partial(_has_prefilled, cluster), 10, "the prompt is computed")
             assert (await cluster.decode_status()).load.num_reserved == 1
@@ -146,7 +147,7 @@ async def test_a_client_that_leaves_during_decode_frees_both_workers(tiny_model:
 
 
 async def test_a_deadline_frees_both_workers_and_says_so(tiny_model: Path) -> None:
-    async with local_cluster(tiny_model, new_sender=stuck_sender) as cluster:
+    async with local_cluster(tiny_model, new_sender=stuck_sender, sections=UNCHECKED) as cluster:
         body = {"model": "tiny", "prompt": SHORT, "max_tokens": 900}
         response = await cluster.http.post("/v1/completions", json=body, headers={"X-Request-Deadline-Ms": "300"})
         assert response.status_code == 504

@@ -17,9 +17,9 @@ async def test_a_shared_prefix_is_computed_and_sent_once(tiny_model: Path) -> No
     ):
         answers, moved = [], []
         for question in QUESTIONS:
-            before = (await cluster.decode_status()).counters["kv_bytes"]
+            before = (await cluster.decode_status()).counters["kv_transfer_bytes_total"]
             answers.append(await cluster.generate(question, max_tokens=24, ignore_eos=True))
-            moved.append((await cluster.decode_status()).counters["kv_bytes"] - before)
+            moved.append((await cluster.decode_status()).counters["kv_transfer_bytes_total"] - before)
         cached = [answer.usage.cached_tokens for answer in answers]
         assert cached == [0] + [192] * 5  # twelve whole blocks of 16
         assert moved[1] == moved[0] * 11 // 203  # the 11 tokens after them
@@ -51,7 +51,7 @@ async def test_the_decode_worker_lacks_what_only_the_prefill_worker_caches(tiny_
 
 
 async def test_the_router_hears_what_each_worker_caches(tiny_model: Path) -> None:
-    async with local_cluster(tiny_model) as cluster:
+    async with local_cluster(tiny_model, sections={"transfer": {"self_test": False}}) as cluster:
         await cluster.generate(SYSTEM, max_tokens=24, ignore_eos=True)
 
         async def heard() -> bool:

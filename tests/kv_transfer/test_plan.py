@@ -41,8 +41,8 @@ def by_layer(plan: LayerGroups) -> list[list[PieceRange]]:
         (0.9, 0.6, 1054),  # gRPC between two processes
         (1.9, 0.31, 1150),  # tcp
         (3.0, 0.27, 1582),  # shm
-        (12.0, 0.3, 4096),  # a fast network: bounded by what holds an event loop
-        (1.0, 40.0, 4096),  # a far one
+        (12.0, 0.3, 2048),  # a fast network: bounded by what holds an event loop
+        (1.0, 40.0, 2048),  # a far one
     ],
 )
 def test_pieces_suit_the_link(gb_per_s: float, round_trip_ms: float, piece_kib: int) -> None:

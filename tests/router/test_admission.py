@@ -15,8 +15,9 @@ from common.pb import serving_pb2 as pb
 from common.sampling import SamplingParams
 from router.admission import PREFILL_QUEUE_TOKENS, Admission, Placement
 from router.policy import least_loaded
-from router.registry import HEARTBEAT_LOST_S, Registry, Worker
+from router.registry import Registry
 from router.request import Request
+from router.worker import HEARTBEAT_LOST_S, Worker
 
 ROLES = {"prefill": pb.ROLE_PREFILL, "decode": pb.ROLE_DECODE, "colocated": pb.ROLE_COLOCATED}
 
@@ -24,12 +25,19 @@ ROLES = {"prefill": pb.ROLE_PREFILL, "decode": pb.ROLE_DECODE, "colocated": pb.R
 class Pool:
     """A registry with workers that nobody calls, and an admission in front of them."""
 
-    def __init__(self, max_queued: int = 10) -> None:
-        self.registry = Registry("tiny")
+    def __init__(self, max_queued: int = 10, *, must_check_pairs: bool = False) -> None:
+        self.registry = Registry("tiny", must_check_pairs=must_check_pairs)
         self.admission = Admission(self.registry, least_loaded, least_loaded, max_queued)
         self.workers: list[Worker] = []
 
-    def join(self, name: str, max_num_seqs: int = 1, free_blocks: int = 1000, dtype: str = "float32") -> Worker:
+    def join(
+        self,
+        name: str,
+        max_num_seqs: int = 1,
+        free_blocks: int = 1000,
+        dtype: str = "float32",
+        wire_dtype: str = "same",
+    ) -> Worker:
         hello = pb.WorkerHello(
             worker_id=name,
             role=ROLES[name.partition("-")[0]],
@@ -40,6 +48,7 @@ class Pool:
             max_num_seqs=max_num_seqs,
             kv_capacity_tokens=16000,
             max_model_len=1600,
+            wire_dtype=wire_dtype,
         )
         worker = Worker(hello)
         worker.load = pb.WorkerLoad(free_blocks=free_blocks, total_blocks=1000)
@@ -192,6 +201,37 @@ async def test_only_workers_whose_kv_fits_are_paired(pool: Pool) -> None:
     assert pool.registry.not_ready_reason() is None
     for _ in range(20):
         assert (await _placed(pool)).prefill is fitting
+
+
+async def test_unlike_dtypes_fit_where_both_sides_use_the_same_lossy_encoding(pool: Pool) -> None:
+    pool.join("prefill-0", dtype="bfloat16", wire_dtype="fp8")
+    pool.join("decode-0", 10, dtype="float32", wire_dtype="int8")
+    assert "wire_dtype differs: prefill-0 writes 'fp8', decode-0 reads 'int8'" in str(pool.registry.not_ready_reason())
+    fitting = pool.join("decode-1", 10, dtype="float32", wire_dtype="fp8")
+    for _ in range(20):
+        assert (await _placed(pool)).decode is fitting
+
+
+async def test_only_pairs_that_passed_their_check_are_chosen() -> None:
+    pool = Pool(must_check_pairs=True)
+    first, second, decode = pool.join("prefill-0"), pool.join("prefill-1"), pool.join("decode-0", 10)
+    with pytest.raises(WorkerLost, match="has not passed its check"):
+        await _placed(pool)
+    waiting = asyncio.create_task(_placed(pool, is_retry=True))
+    while not pool.admission.num_queued:
+        await asyncio.sleep(0)
+    pairs = {pair.prefill: pair for pair in pool.registry.pairs}
+    pairs[second].accept()
+    pool.registry.on_change()
+    assert (await asyncio.wait_for(waiting, 5)).prefill is second
+    pairs[first].refuse("wrong")
+    for _ in range(20):
+        async with pool.admission.place(request(), is_retry=False) as placement:
+            assert (placement.prefill, placement.decode) == (second, decode)
+            with pytest.raises(WorkerLost):
+                pool.admission.replace_prefill(request(), placement)
+    pool.registry.leave(second)
+    assert pool.registry.not_ready_reason() == "wrong"
 
 
 async def test_a_worker_that_was_lost_is_not_chosen_before_it_is_heard_of_again(pool: Pool) -> None:

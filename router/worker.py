@@ -1,0 +1,114 @@
+"""One worker as this router knows it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from common.config import Role
+from common.errors import LayoutMismatch, WorkerUnavailable
+from common.kv_layout import KVLayout
+from common.pb import serving_pb2 as pb
+from common.pb import serving_pb2_grpc as pb_grpc
+from common.rpc import new_channel, typed_errors
+from router.policy import WorkerSnapshot
+
+ROLES = {pb.ROLE_PREFILL: Role.PREFILL, pb.ROLE_DECODE: Role.DECODE, pb.ROLE_COLOCATED: Role.COLOCATED}
+
+# A worker whose engine hangs keeps its connections; this is far longer than any step.
+HEARTBEAT_LOST_S = 30.0
+
+
+class Worker:
+    """One incarnation of one worker: its hello, its last heartbeat, its channel, and this router's requests on it."""
+
+    def __init__(self, hello: pb.WorkerHello) -> None:
+        self.hello = hello
+        self.worker_id = hello.worker_id
+        self.role = ROLES[hello.role]
+        self.load = pb.WorkerLoad()
+        self.cached_blocks: set[bytes] = set()  # hashes in the worker's prefix cache, as of its last heartbeat
+        self.heartbeat_s = time.monotonic()
+        self.is_suspect = False  # a call to it failed, and it has not been heard of since
+        self.num_assigned = 0
+        self.assigned_tokens = 0
+        self._channel = new_channel(hello.address)
+        self.prefill = pb_grpc.PrefillStub(self._channel)
+        self.decode = pb_grpc.DecodeStub(self._channel)
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+
+    @contextmanager
+    def assigned(self, num_tokens: int) -> Iterator[None]:
+        """Count a request from its selection to its end."""
+        self.num_assigned += 1
+        self.assigned_tokens += num_tokens
+        self._is_idle.clear()
+        try:
+            yield
+        finally:
+            self.num_assigned -= 1
+            self.assigned_tokens -= num_tokens
+            if self.num_assigned == 0:
+                self._is_idle.set()
+
+    @contextmanager
+    def called(self) -> Iterator[None]:
+        """A call to this worker: its failure raises a ServingError, and a lost worker is not chosen again before its
+        next heartbeat. Its membership ends a moment after its process; until then retries must not go there."""
+        try:
+            with typed_errors(self.worker_id):
+                yield
+        except WorkerUnavailable:
+            self.is_suspect = True
+            raise
+
+    def heard(self, load: pb.WorkerLoad) -> None:
+        self.cached_blocks.difference_update(load.evicted_blocks)
+        self.cached_blocks.update(load.stored_blocks)
+        load.ClearField("stored_blocks")
+        load.ClearField("evicted_blocks")
+        self.load = load
+        self.heartbeat_s = time.monotonic()
+        self.is_suspect = False
+
+    def mismatch(self, decode: Worker) -> str | None:
+        """Why this prefill worker's KV is of no use to that decode worker; None if it is."""
+        if self.hello.transport != decode.hello.transport:
+            receives = f"{decode.worker_id} receives over {decode.hello.transport}"
+            return f"{self.worker_id} sends over {self.hello.transport}, {receives}"
+        if self.hello.wire_dtype != decode.hello.wire_dtype:
+            reads = f"{decode.worker_id} reads {decode.hello.wire_dtype!r}"
+            return f"transfer.wire_dtype differs: {self.worker_id} writes {self.hello.wire_dtype!r}, {reads}"
+        mine, theirs = KVLayout.from_pb(self.hello.layout), KVLayout.from_pb(decode.hello.layout)
+        if self.hello.wire_dtype not in ("", "same"):  # what travels has neither side's dtype
+            mine = mine.with_dtype(theirs.dtype)
+        try:
+            theirs.require_compatible(mine)
+        except LayoutMismatch as error:
+            return f"{decode.worker_id} and {self.worker_id}: {error.message}"
+        return None
+
+    @property
+    def is_fit(self) -> bool:
+        """Whether it may be given work: neither a call nor its heartbeat says otherwise."""
+        return not self.is_suspect and time.monotonic() - self.heartbeat_s < HEARTBEAT_LOST_S
+
+    def snapshot(self) -> WorkerSnapshot:
+        return WorkerSnapshot(self.worker_id, self.num_assigned, self.assigned_tokens)
+
+    def summary(self) -> pb.WorkerSummary:
+        return pb.WorkerSummary(
+            hello=self.hello,
+            load=self.load,
+            num_assigned=self.num_assigned,
+            num_cached_blocks=len(self.cached_blocks),
+            heartbeat_age_s=time.monotonic() - self.heartbeat_s,
+        )
+
+    async def close_when_idle(self) -> None:
+        """A worker that left the registry may still be finishing requests; each of them has a deadline."""
+        await self._is_idle.wait()
+        await self._channel.close(grace=None)
