@@ -85,7 +85,8 @@ class DestinationLink:
 
     def _on_commit(self, message: pb.Commit) -> pb.LinkReply:
         ticket = Ticket.from_pb(message.ticket)
-        manifest = Manifest(message.num_pieces, message.num_bytes, message.checksum)
+        sealed_token = message.first_token if self._agreement.is_first_token_sealed else None
+        manifest = Manifest(message.num_pieces, message.num_bytes, message.checksum, sealed_token)
         if not self._is_of_this_link(ticket):
             return self._refuse(ticket, self._foreign(ticket))
         if ticket.transfer_id == PROBE_ID:
