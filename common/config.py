@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from common.engine_config import EngineConfig
 from common.errors import ConfigError
-from common.transfer_config import MIB, TransferConfig
+from common.transfer_config import MIB, TlsFiles, TransferConfig
 
 MIN_SECRET_BYTES = 16
 DEFAULT_MODEL = "smollm2-135m-instruct"
@@ -65,12 +65,21 @@ class PoolSection(Section):
     max_num_seqs: Annotated[int, Field(ge=1)] = 64  # running at once
 
 
+class TlsSection(Section):
+    cert: Path  # each worker's own; PEM files
+    key: Path
+    ca: Path  # the cluster's authority; whoever shows a certificate of it belongs here
+
+
 class TransferSection(Section):
-    transport: Literal["auto", "grpc", "torch_dist"] = "auto"
+    transport: Literal["auto", "shm", "tcp", "grpc", "torch_dist"] = "auto"
     piece_bytes: Annotated[int, Field(ge=1024)] | None = None  # aim; default: by what the link does
     wire_dtype: Literal["same", "int8", "fp8"] = "same"  # lossy ones halve the bytes, for links slower than memory
     window_mib: Annotated[int, Field(ge=16)] = 64  # decode worker's staging memory for each prefill worker
     max_links: Annotated[int, Field(ge=1)] = 64  # prefill workers at one decode worker
+    tcp_port: Port = 0  # a decode worker's; 0: any free one, which several workers on one host need
+    tcp_connections: Annotated[int, Field(ge=1, le=16)] = 1  # of each link; more where one does not fill the network
+    tls: TlsSection | None = None  # for "tcp"
     timeout_s: Annotated[float, Field(gt=0)] = 30.0  # last chunk computed → commit acknowledged; a link without room
 
 
@@ -101,6 +110,9 @@ class ServeConfig(Section):
             max_links=transfer.max_links,
             stall_timeout_s=transfer.timeout_s,
             wire_dtype=transfer.wire_dtype,
+            tcp_port=transfer.tcp_port,
+            tcp_connections=transfer.tcp_connections,
+            tls=None if transfer.tls is None else TlsFiles(transfer.tls.cert, transfer.tls.key, transfer.tls.ca),
             secret=_read_secret(self.security.secret_file),
         )
 

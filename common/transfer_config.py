@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 MIB = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class TlsFiles:
+    """PEM files of one worker."""
+
+    cert: Path
+    key: Path
+    ca: Path  # the cluster's own authority, which certifies every worker
 
 
 @dataclass(frozen=True)
@@ -16,4 +26,7 @@ class TransferConfig:
     connect_timeout_s: float = 10.0  # dial, handshake and measurement
     stall_timeout_s: float = 30.0  # a destination that makes no room for so long is lost
     wire_dtype: str = "same"  # "same", "int8", "fp8": how KV is written on the wire
+    tcp_port: int = 0  # that a destination listens on; 0: any free one
+    tcp_connections: int = 1  # for the payloads of one link
+    tls: TlsFiles | None = None  # over "tcp"
     secret: bytes = b""  # the cluster's; empty: anybody who reaches the port may connect

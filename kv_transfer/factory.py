@@ -20,6 +20,8 @@ Both are made and closed on the event loop that uses them; close the receiver be
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -34,11 +36,16 @@ from kv_transfer.link import Endpoint, Listener, SourceChannel, Way
 from kv_transfer.loopback import LoopbackListener, LoopbackNetwork
 from kv_transfer.receiver import LinkReceiver
 from kv_transfer.sender import LinkSender
+from kv_transfer.socket_listener import SocketListener
+from kv_transfer.socket_medium import Medium
+from kv_transfer.socket_source import SocketSource
 from kv_transfer.stream_channel import StreamSource
+from kv_transfer.tcp import Tcp, tls_contexts
 from kv_transfer.torch_dist import TorchDistDestination, TorchDistSource
 from kv_transfer.wire_dtype import WireDtype
 
-TRANSPORTS = ("grpc", "torch_dist", "loopback")
+DEFAULT_CONFIG = TransferConfig()
+TRANSPORTS = ("shm", "tcp", "grpc", "torch_dist", "loopback")
 
 
 def make_sender(
@@ -53,7 +60,8 @@ def make_sender(
     Raises: ConfigError for an unknown transport.
     """
     endpoint = _endpoint(config, layout, incarnation)
-    return LinkSender(endpoint, [new_way(name, device, network) for name in _chosen(config, device)], config)
+    ways = [new_way(name, device, network, config) for name in _chosen(config, device)]
+    return LinkSender(endpoint, ways, config)
 
 
 def make_receiver(
@@ -69,32 +77,62 @@ def make_receiver(
     """
     chosen = _chosen(config, device)
     staging = device if chosen == ["torch_dist"] else torch.device("cpu")
-    listeners = [_new_listener(name, device, network) for name in chosen]
+    listeners = [_new_listener(name, device, network, config) for name in chosen]
     return LinkReceiver(_endpoint(config, layout, incarnation), listeners, staging, config)
 
 
-def new_way(transport: str, device: torch.device, network: LoopbackNetwork | None = None) -> Way:
-    return Way(transport, partial(_dial, transport, device, network))
+def new_way(
+    transport: str,
+    device: torch.device,
+    network: LoopbackNetwork | None = None,
+    config: TransferConfig = DEFAULT_CONFIG,
+) -> Way:
+    return Way(transport, _dial(transport, device, network, config))
 
 
-def _dial(transport: str, device: torch.device, network: LoopbackNetwork | None, address: str) -> SourceChannel:
+def _dial(
+    transport: str, device: torch.device, network: LoopbackNetwork | None, config: TransferConfig
+) -> Callable[[str], SourceChannel]:
     match transport:
         case "grpc":
-            return StreamSource(transport, GrpcLinkStream(transport, address), InlineSource())
+            return lambda address: StreamSource(transport, GrpcLinkStream(transport, address), InlineSource())
         case "torch_dist":
-            return StreamSource(transport, GrpcLinkStream(transport, address), TorchDistSource(device))
+            return lambda address: StreamSource(transport, GrpcLinkStream(transport, address), TorchDistSource(device))
+        case "tcp":
+            return partial(SocketSource, _new_tcp(config))
+        case "shm":
+            return partial(SocketSource, _new_shm())
     assert network is not None, "loopback ends meet in a LoopbackNetwork"
-    return StreamSource(transport, network.dial(address), InlineSource())
+    return lambda address: StreamSource(transport, network.dial(address), InlineSource())
 
 
-def _new_listener(transport: str, device: torch.device, network: LoopbackNetwork | None) -> Listener:
+def _new_listener(
+    transport: str, device: torch.device, network: LoopbackNetwork | None, config: TransferConfig
+) -> Listener:
     match transport:
         case "grpc":
             return GrpcListener(transport, lambda host: InlineDestination())
         case "torch_dist":
             return GrpcListener(transport, partial(TorchDistDestination, device))
+        case "tcp":
+            return SocketListener(_new_tcp(config), config.connect_timeout_s)
+        case "shm":
+            return SocketListener(_new_shm(), config.connect_timeout_s)
     assert network is not None, "loopback ends meet in a LoopbackNetwork"
     return LoopbackListener(network)
+
+
+def _new_tcp(config: TransferConfig) -> Tcp:
+    tls = None if config.tls is None else tls_contexts(config.tls)
+    return Tcp(config.tcp_port, config.tcp_connections, tls, config.connect_timeout_s)
+
+
+def _new_shm() -> Medium:
+    if sys.platform != "linux":
+        raise ConfigError("transfer.transport shm needs Linux")
+    from kv_transfer.shm import Shm
+
+    return Shm()
 
 
 def _chosen(config: TransferConfig, device: torch.device) -> list[str]:

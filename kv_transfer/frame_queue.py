@@ -17,6 +17,7 @@ class FrameQueue(Generic[Frame]):
     def __init__(self) -> None:
         self._frames: deque[Frame] = deque()  # append and popleft are atomic
         self._is_filled = asyncio.Event()
+        self._is_waking = False  # the loop is told already, and has not come round yet
         self._loop = asyncio.get_running_loop()
         self.is_closed = False
 
@@ -25,8 +26,10 @@ class FrameQueue(Generic[Frame]):
         if self.is_closed:
             return
         self._frames.append(frame)
-        with suppress(RuntimeError):  # the loop is gone, and with it everyone who would have read the frame
-            self._loop.call_soon_threadsafe(self._is_filled.set)
+        if not self._is_waking:
+            self._is_waking = True
+            with suppress(RuntimeError):  # the loop is gone, and with it everyone who would have read the frame
+                self._loop.call_soon_threadsafe(self._wake)
 
     async def get(self) -> Frame:
         while not self._frames:
@@ -38,3 +41,7 @@ class FrameQueue(Generic[Frame]):
         """Drop what is queued and whatever comes."""
         self.is_closed = True
         self._frames.clear()
+
+    def _wake(self) -> None:
+        self._is_waking = False  # first: whoever finds it set has put its frame by now
+        self._is_filled.set()

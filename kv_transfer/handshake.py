@@ -101,6 +101,7 @@ async def receive_hello(channel: DestinationChannel, endpoint: Endpoint) -> tupl
         raise VersionMismatch("a link begins with hello")
     hello = request.hello
     if not _is_proven(hello.protocol_version, endpoint):
+        channel.trust()
         _require_acceptable(hello, endpoint, channel.wire_name)
         return hello, b""
     nonce = secrets.token_bytes(NONCE_BYTES)
@@ -109,6 +110,7 @@ async def receive_hello(channel: DestinationChannel, endpoint: Endpoint) -> tupl
     answer = (await channel.read()).request
     if not hmac.compare_digest(answer.proof.proof, _proof(endpoint.secret, _SOURCE, nonces, hello)):
         raise IncompatiblePeer("the KV source does not know this cluster's secret")
+    channel.trust()
     _require_acceptable(hello, endpoint, channel.wire_name)
     return hello, _proof(endpoint.secret, _DESTINATION, nonces, hello)
 

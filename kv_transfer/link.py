@@ -102,6 +102,9 @@ class DestinationChannel(Protocol):
 
     async def write(self, reply: pb.LinkReply) -> None: ...
 
+    def trust(self) -> None:
+        """The source has proved itself, or need not: from now on it may be told why it is refused."""
+
     async def prepare(self, welcome: pb.LinkWelcome, landing: Landing) -> None:
         """Open whatever payloads will come by, and say in the welcome where."""
 

@@ -123,6 +123,9 @@ class StreamDestination:
     async def write(self, reply: pb.LinkReply) -> None:
         await self._write(reply)
 
+    def trust(self) -> None:
+        """A call ends with its status in any case."""
+
     async def prepare(self, welcome: pb.LinkWelcome, landing: Landing) -> None:
         await self._payloads.prepare(welcome, landing)
 

@@ -19,7 +19,7 @@ from kv_transfer.wire import PROTOCOL_VERSION
 from tests.kv_transfer import peer
 from tests.kv_transfer.wires import CPU, NewWire, new_layout, until
 
-NETWORKED = ["grpc", "torch_dist"]
+NETWORKED = ["grpc", "tcp", "shm", "torch_dist"]
 NOTICED_S = 3.0
 
 

@@ -22,10 +22,15 @@ from kv_transfer.factory import make_receiver, make_sender, new_way
 from kv_transfer.heads import HeadRange
 from kv_transfer.link import Endpoint, PackedPayload, SourceChannel, Way
 from kv_transfer.loopback import LoopbackNetwork
+from kv_transfer.receiver import LinkReceiver
 from kv_transfer.sender import LinkSender
+from kv_transfer.shm import Shm
+from kv_transfer.socket_listener import SocketListener
 from kv_transfer.transport import KVPiece, Reception, Release
 
-KINDS = ["loopback", "grpc", "torch_dist"]
+KINDS = ["loopback", "grpc", "tcp", "shm", "torch_dist"]
+SOCKETS = ["tcp", "shm"]
+TIMEOUT_S = 5.0
 CPU = torch.device("cpu")
 
 # What becomes of one request on its way: itself, changed, doubled, or nothing.
@@ -108,6 +113,9 @@ class Wire:
         if self.kind == "loopback":
             await self.receiver.open("loopback:1")
             return
+        if self.kind in SOCKETS:
+            await self.receiver.open(address)
+            return
         self._server = new_server()
         self.receiver.add_to_server(self._server)
         port = self._server.add_insecure_port(address)
@@ -117,7 +125,8 @@ class Wire:
     async def cut(self) -> None:
         """The destination's links break; its receptions live on, and it can be reached again."""
         if self._server is None:
-            for task in [task for task in asyncio.all_tasks() if task.get_name().startswith("kv-loopback-")]:
+            names = ("kv-loopback-", "kv-serve-")
+            for task in [task for task in asyncio.all_tasks() if task.get_name().startswith(names)]:
                 task.cancel()
                 await asyncio.wait([task])
             return
@@ -134,9 +143,18 @@ class Wire:
         if self._server is not None:
             await self._server.stop(grace=None)
         await self.receiver.close()
-        self.receiver = make_receiver(self.config, self.layout, new_incarnation(), CPU, self.network)
+        self.receiver = self._new_receiver(address)
         self._receivers.append(self.receiver)
         await self.start(address)
+
+    def _new_receiver(self, address: str) -> LinkReceiver:
+        """One that listens there."""
+        incarnation = new_incarnation()
+        if self.kind == "shm":
+            endpoint = Endpoint(self.layout, incarnation, HeadRange(0, self.layout.num_kv_heads))
+            return LinkReceiver(endpoint, [SocketListener(Shm(address), TIMEOUT_S)], CPU, self.config)
+        tcp_port = int(address.rpartition(":")[2]) if self.kind == "tcp" else 0
+        return make_receiver(replace(self.config, tcp_port=tcp_port), self.layout, incarnation, CPU, self.network)
 
     def new_sender(
         self,
