@@ -121,8 +121,8 @@ class Lab:
         return prefill
 
     async def _new_decode(self, place: int, address: str) -> DecodeNode:
-        decode = DecodeNode(self._around)
-        bound = await decode.start(address)
+        decode = DecodeNode(self._around, address)
+        bound = await decode.start()
 
         async def replace() -> None:
             await self._retire_decode(decode)

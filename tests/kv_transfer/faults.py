@@ -104,6 +104,8 @@ class FaultySource:
         self._past = past
         self._on_death = on_death
         self._held: _Request | None = None
+        self._has_begun = asyncio.Event()
+        self._is_attached = False
         self._is_broken = False
 
     @property
@@ -115,6 +117,7 @@ class FaultySource:
 
     async def attach(self, welcome: pb.LinkWelcome) -> None:
         await self._inner.attach(welcome)
+        self._is_attached = True
 
     async def close(self) -> None:
         await self._inner.close()
@@ -129,11 +132,13 @@ class FaultySource:
         for passed in await self._spoiled(fault, frame):
             await self._inner.write(_copy(passed.request), passed.payload)
             self._past.note(passed)
+            self._has_begun.set()
         if held is not None:
             await self._inner.write(held.request, held.payload)
 
     async def read(self) -> pb.LinkReply:
         self._require_whole()
+        await self._has_begun.wait()  # no answer to a hello that got lost
         reply = await self._inner.read()
         await self._break(self._plan.draw(_kind(reply), (Fault.CUT, Fault.KILL_SOURCE), is_probe=_is_probe(reply)))
         return reply
@@ -152,7 +157,7 @@ class FaultySource:
                 self._held = frame
                 return []
             case Fault.REPLAY:
-                return [self._past.any_of(random, frame), frame]
+                return [self._past.any_of(random, frame), frame] if self._is_attached else [frame, frame]
             case Fault.FLIP_HEADER:
                 flipped = _with_a_bit_flipped(frame.request, random)
                 return [_Request(flipped, frame.payload if flipped.HasField("piece") else None)]
@@ -227,6 +232,9 @@ class FaultyDestination:
     @property
     def wire_name(self) -> str:
         return self._inner.wire_name
+
+    def trust(self) -> None:
+        self._inner.trust()
 
     async def prepare(self, welcome: pb.LinkWelcome, landing: Landing) -> None:
         assert isinstance(landing.staging, StagingRing)

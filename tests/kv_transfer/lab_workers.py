@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import grpc
@@ -22,12 +22,15 @@ from kv_transfer.link import DestinationChannel, Endpoint, Way
 from kv_transfer.loopback import LoopbackNetwork
 from kv_transfer.receiver import LinkReceiver
 from kv_transfer.sender import LinkSender
+from kv_transfer.shm import Shm
+from kv_transfer.socket_listener import SocketListener
 from prefill_worker.kv_push import KVPush
 from prefill_worker.worker import PrefillWorker
 from tests.kv_transfer.faults import FaultPlan, FaultyDestination, FaultySource, Past, Staging
 from tests.kv_transfer.truth import CPU, LAYOUT, TruthCheck, new_true_engine
 
 SECRET = b"of this lab"
+SERVED_OVER_GRPC = ("grpc", "torch_dist")
 T = TypeVar("T")
 
 
@@ -136,28 +139,29 @@ class PrefillNode:
 
 
 class DecodeNode:
-    def __init__(self, around: Surroundings) -> None:
+    def __init__(self, around: Surroundings, address: str) -> None:
+        """address: where to listen, as a dead predecessor did; empty: anywhere."""
         self.process = Process()
         self.staging = Staging()
         self._truth = new_true_engine(num_blocks=192, block_size=3, max_num_batched_tokens=64)
         self.check = TruthCheck(self._truth.engine)
         self.engine = AsyncEngine(self._truth.engine, tap=self.check)
-        self.receiver = _new_receiver(around, self.staging, self.process.die)
+        self.receiver = _new_receiver(around, address, self.staging, self.process.die)
         self._worker = DecodeWorker(self.engine, self.receiver)
         self._kind = around.kind
+        self._address = address
         self._server: grpc.aio.Server | None = None
 
-    async def start(self, address: str) -> str:
-        """address: a dead predecessor's, or empty. Returns where it listens."""
-        if self._kind == "loopback":
-            await self.receiver.open(address)
-            return self.receiver.destination.offers[0].address
-        self._server = new_server()
-        self.receiver.add_to_server(self._server)
-        bound = bind_port(self._server, "127.0.0.1", int(address.rpartition(":")[2] or 0))
-        await self.receiver.open(bound)
-        await self._server.start()
-        return bound
+    async def start(self) -> str:
+        """Returns where it listens."""
+        if self._kind in SERVED_OVER_GRPC:
+            self._server = new_server()
+            self.receiver.add_to_server(self._server)
+            await self.receiver.open(bind_port(self._server, "127.0.0.1", _port(self._address)))
+            await self._server.start()
+        else:
+            await self.receiver.open(self._address if self._kind == "loopback" else "127.0.0.1:0")
+        return self.receiver.destination.offers[0].address
 
     async def decode(self, request: pb.DecodeRequest, on_event: Callable[[pb.DecodeEvent], None]) -> None:
         """Up to the last token. Raises: WorkerLost, NoFreeBlocks, ..."""
@@ -193,8 +197,14 @@ def _new_sender(around: Surroundings, incarnation: str, die: Callable[[], None])
     return LinkSender(endpoint, [way], around.config)
 
 
-def _new_receiver(around: Surroundings, staging: Staging, die: Callable[[], None]) -> LinkReceiver:
-    receiver = make_receiver(around.config, LAYOUT, new_incarnation(), CPU, around.network)
+def _new_receiver(around: Surroundings, address: str, staging: Staging, die: Callable[[], None]) -> LinkReceiver:
+    incarnation = new_incarnation()
+    if around.kind == "shm":
+        endpoint = Endpoint(LAYOUT, incarnation, HeadRange(0, LAYOUT.num_kv_heads), SECRET)
+        receiver = LinkReceiver(endpoint, [SocketListener(Shm(address), around.patience.connect_s)], CPU, around.config)
+    else:
+        config = replace(around.config, tcp_port=_port(address) if around.kind == "tcp" else 0)
+        receiver = make_receiver(config, LAYOUT, incarnation, CPU, around.network)
     serve = receiver.serve
 
     def serve_faulty(channel: DestinationChannel) -> Awaitable[None]:
@@ -202,3 +212,7 @@ def _new_receiver(around: Surroundings, staging: Staging, die: Callable[[], None
 
     receiver.serve = serve_faulty  # type: ignore[method-assign, assignment]  # its listeners are given this one
     return receiver
+
+
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2] or 0)
