@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 from common.errors import PeerLost
+from kv_transfer.wakeup import Wakeup
 
 
 class Credit:
@@ -78,19 +79,15 @@ class FreedBytes:
 
     def __init__(self, window_bytes: int) -> None:
         """A credit is due at a quarter of the window, or as soon as nothing is under way."""
-        self._loop = asyncio.get_running_loop()
         self._due_bytes = window_bytes // 4
         self._freed: deque[int] = deque()  # append and popleft are atomic
         self._pending = 0
-        self._is_freed = asyncio.Event()
+        self._is_freed = Wakeup()
 
     def add(self, num_bytes: int) -> None:
         """From any thread."""
         self._freed.append(num_bytes)
-        try:
-            self._loop.call_soon_threadsafe(self._is_freed.set)
-        except RuntimeError:  # the loop is gone, and with it the link
-            return
+        self._is_freed.call()
 
     async def next_credit(self, num_taken_bytes: Callable[[], int]) -> int:
         while True:

@@ -27,7 +27,7 @@ _SIZES = struct.Struct("<II")
 
 
 class DataConnection:
-    """Raises PeerLost wherever the socket fails."""
+    """Methods fail as sockets do; `socket_errors` around them turns that into PeerLost."""
 
     def __init__(self, connected: socket.socket) -> None:
         connected.setblocking(True)
@@ -36,25 +36,25 @@ class DataConnection:
         self._message = memoryview(bytearray(MAX_MESSAGE_BYTES))
 
     def secure(self, context: ssl.SSLContext, is_server: bool, timeout_s: float) -> None:
-        with _socket_errors():
-            self._socket.settimeout(timeout_s)
-            secured = context.wrap_socket(self._socket, server_side=is_server, do_handshake_on_connect=False)
-            self._socket = secured  # already here, so that `end` can end the handshake
-            secured.do_handshake()
-            secured.settimeout(None)
+        self._socket.settimeout(timeout_s)
+        secured = context.wrap_socket(self._socket, server_side=is_server, do_handshake_on_connect=False)
+        self._socket = secured  # already here, so that `end` can end the handshake
+        secured.do_handshake()
+        secured.settimeout(None)
 
     def send(self, *parts: bytes | memoryview) -> None:
-        with _socket_errors():
-            if isinstance(self._socket, ssl.SSLSocket):
-                for part in parts:
-                    self._socket.sendall(part)
-                return
-            remaining = [memoryview(part) for part in parts]
-            while remaining:
-                remaining = _without_first(self._socket.sendmsg(remaining), remaining)
+        if isinstance(self._socket, ssl.SSLSocket):
+            for part in parts:
+                self._socket.sendall(part)
+            return
+        num_sent = self._socket.sendmsg(parts)
+        for part in parts:
+            if num_sent < len(part):
+                self._socket.sendall(memoryview(part)[num_sent:])
+            num_sent = max(0, num_sent - len(part))
 
     def receive_frame(self) -> tuple[pb.LinkRequest, int]:
-        """The next message, and how many bytes of payload follow it."""
+        """The next message, and how many bytes of payload follow it. Raises: PeerLost, StagingOverrun."""
         self.receive_into(self._sizes)
         message_bytes, payload_bytes = _SIZES.unpack(self._sizes)
         if message_bytes > MAX_MESSAGE_BYTES:
@@ -69,24 +69,28 @@ class DataConnection:
             raise PeerLost("the source sends what is no message") from error
 
     def receive_into(self, view: memoryview) -> None:
-        """Fill it."""
+        """Fill it. Raises: PeerLost."""
         flags = 0 if isinstance(self._socket, ssl.SSLSocket) else socket.MSG_WAITALL  # TLS sockets know no flags
-        with _socket_errors():
-            while len(view) > 0:
-                num_bytes = self._socket.recv_into(view, 0, flags)
-                if num_bytes == 0:
-                    raise PeerLost("the source has left")
-                view = view[num_bytes:]
+        while len(view) > 0:
+            num_bytes = self._socket.recv_into(view, 0, flags)
+            if num_bytes == 0:
+                raise PeerLost("the source has left")
+            view = view[num_bytes:]
+
+    def receive_bytes(self, limit: int) -> int:
+        """Wait for bytes that mean nothing but their number: how many came, from 1 to limit. Raises: PeerLost."""
+        num_bytes = len(self._socket.recv(limit))
+        if num_bytes == 0:
+            raise PeerLost("the peer has left")
+        return num_bytes
 
     def send_file(self, descriptor: int) -> None:
         """Of an open file, on a unix socket; the peer receives one of its own."""
-        with _socket_errors():
-            socket.send_fds(self._socket, [_FILE], [descriptor])
+        socket.send_fds(self._socket, [_FILE], [descriptor])
 
     def receive_file(self) -> int:
-        """Its descriptor, the caller's to close."""
-        with _socket_errors():
-            message, descriptors, _, _ = socket.recv_fds(self._socket, len(_FILE), 1)
+        """Its descriptor, the caller's to close. Raises: PeerLost."""
+        message, descriptors, _, _ = socket.recv_fds(self._socket, len(_FILE), 1)
         if message != _FILE or len(descriptors) != 1:
             raise PeerLost("the source sends no file where one is due")
         return descriptors[0]
@@ -107,15 +111,8 @@ def frame(request: pb.LinkRequest, payload_bytes: int = 0) -> bytes:
     return _SIZES.pack(len(message), payload_bytes) + message
 
 
-def _without_first(num_bytes: int, parts: list[memoryview]) -> list[memoryview]:
-    while parts and num_bytes >= len(parts[0]):
-        num_bytes -= len(parts[0])
-        parts = parts[1:]
-    return [parts[0][num_bytes:], *parts[1:]] if parts else []
-
-
 @contextmanager
-def _socket_errors() -> Iterator[None]:
+def socket_errors() -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:  # ValueError: TLS's word for a socket that is shut down

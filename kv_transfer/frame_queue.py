@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
-from contextlib import suppress
 from typing import Generic, TypeVar
+
+from kv_transfer.wakeup import Wakeup
 
 Frame = TypeVar("Frame")
 
@@ -16,9 +16,7 @@ class FrameQueue(Generic[Frame]):
 
     def __init__(self) -> None:
         self._frames: deque[Frame] = deque()  # append and popleft are atomic
-        self._is_filled = asyncio.Event()
-        self._is_waking = False  # the loop is told already, and has not come round yet
-        self._loop = asyncio.get_running_loop()
+        self._is_filled = Wakeup()
         self.is_closed = False
 
     def put(self, frame: Frame) -> None:
@@ -26,10 +24,7 @@ class FrameQueue(Generic[Frame]):
         if self.is_closed:
             return
         self._frames.append(frame)
-        if not self._is_waking:
-            self._is_waking = True
-            with suppress(RuntimeError):  # the loop is gone, and with it everyone who would have read the frame
-                self._loop.call_soon_threadsafe(self._wake)
+        self._is_filled.call()
 
     async def get(self) -> Frame:
         while not self._frames:
@@ -41,7 +36,3 @@ class FrameQueue(Generic[Frame]):
         """Drop what is queued and whatever comes."""
         self.is_closed = True
         self._frames.clear()
-
-    def _wake(self) -> None:
-        self._is_waking = False  # first: whoever finds it set has put its frame by now
-        self._is_filled.set()

@@ -2,9 +2,9 @@
 
     source's tensor ──copy──▶ ring in shared memory ──copy, then hash──▶ destination's private staging
 
-Both ends keep the same ring: the source places pieces in it and frees them by credit, a header says where. What is
-verified lies where no peer can write. The memory and the sockets have no names in any file system: they end with the
-processes, however those end.
+The ring is small, so that what passes through it stays in the CPU's caches. Each header says where its piece lies; once
+copied out, the destination answers with a byte. What is verified lies where no peer can write. The memory and the
+sockets have no names in any file system: they end with the processes, however those end.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import os
 import secrets
 import socket
 import struct
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,15 +24,18 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from common.errors import PeerLost, VersionMismatch
+from common.errors import PeerLost
 from common.pb import kv_transfer_pb2 as pb
 from kv_transfer.data_connection import DataConnection, frame
 from kv_transfer.link import Landing, ReceivedPayload
-from kv_transfer.socket_medium import Outgoing, TlsContexts
-from kv_transfer.staging import StagingRing, ring_bytes
-from kv_transfer.wire import checksum_of
+from kv_transfer.socket_medium import TlsContexts
+from kv_transfer.staging import Staged, StagingRing
+from kv_transfer.wire import MAX_PIECE_BYTES, checksum_of
 
 _BACKLOG = 64
+_RING_BYTES = MAX_PIECE_BYTES
+_MAX_PLACED = 64  # pieces; far fewer than answers that a socket holds, so that nobody ever waits to send one
+_COPIED_OUT = b"."
 _CREDENTIALS = struct.Struct("3i")  # SO_PEERCRED: process, user, group
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL  # memory that shrinks kills whoever reads it
 
@@ -70,64 +74,68 @@ class Shm:
         _, user, _ = _CREDENTIALS.unpack(credentials)
         return bool(user == os.geteuid())
 
-    def new_sender(self, welcome: pb.LinkWelcome) -> ShmSender:
-        if welcome.credit_bytes == 0:
-            raise VersionMismatch("shm needs a destination that gives credit, protocol version 2")
-        return ShmSender(ring_bytes(welcome.credit_bytes))
+    def new_sender(self) -> ShmSender:
+        return ShmSender()
 
-    def new_receiver(self, welcome: pb.LinkWelcome, landing: Landing) -> ShmReceiver:
-        return ShmReceiver(ring_bytes(welcome.credit_bytes), landing)
+    def new_receiver(self, landing: Landing) -> ShmReceiver:
+        return ShmReceiver(landing)
 
 
 class ShmSender:
-    """A PayloadSender. Makes the memory, which is not touched before it is used: an idle link costs nothing."""
+    """A PayloadSender. It makes the ring."""
 
-    def __init__(self, num_bytes: int) -> None:
-        self._file = os.memfd_create("pdserve-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(self._file, num_bytes)
-        fcntl.fcntl(self._file, fcntl.F_ADD_SEALS, _SEALS)
-        memory = torch.frombuffer(mmap.mmap(self._file, num_bytes), dtype=torch.uint8)
-        self._ring: StagingRing | None = StagingRing(memory, lambda num_bytes: None)
+    def __init__(self) -> None:
+        self._ring: StagingRing | None = None
+        self._placed: deque[Staged] = deque()  # not copied out yet, oldest first
 
     def meet(self, connection: DataConnection) -> None:
-        connection.send_file(self._file)
+        file = os.memfd_create("pdserve-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(file, _RING_BYTES)
+            fcntl.fcntl(file, fcntl.F_ADD_SEALS, _SEALS)
+            memory = torch.frombuffer(mmap.mmap(file, _RING_BYTES), dtype=torch.uint8)
+            connection.send_file(file)
+        except OSError as error:
+            raise PeerLost(f"no shared memory to be had: {error}") from error
+        finally:
+            os.close(file)
+        self._ring = StagingRing(memory, lambda num_bytes: None)
 
-    def place(self, request: pb.LinkRequest, payload: Tensor) -> Outgoing:
-        assert self._ring is not None, "nothing leaves after close"
-        place = self._ring.take(payload.numel())
-        request.piece.offset = place.offset
-        return Outgoing(frame(request, payload.numel()), payload, place.flat)
-
-    def send(self, connection: DataConnection, outgoing: Outgoing) -> None:
-        if outgoing.payload is not None and outgoing.place is not None:
-            np.copyto(outgoing.place.numpy(), outgoing.payload.numpy())  # without the GIL, on this thread alone
-        connection.send(outgoing.frame)
-
-    def on_credit(self, num_bytes: int) -> None:
-        assert self._ring is not None, "nobody reads after close"
-        self._ring.free_oldest(num_bytes)
+    def send(self, connection: DataConnection, piece: pb.LinkRequest, payload: Tensor) -> None:
+        place = self._place(connection, payload.numel())
+        np.copyto(place.flat.numpy(), payload.numpy())  # without the GIL, and on this thread alone
+        piece.piece.offset = place.offset
+        connection.send(frame(piece, payload.numel()))
 
     def close(self) -> None:
-        """The memory goes with the last view of it."""
-        if self._ring is not None:
-            self._ring = None
-            os.close(self._file)
+        self._ring = None
+        self._placed.clear()
+
+    def _place(self, connection: DataConnection, num_bytes: int) -> Staged:
+        """Waits until the destination has made room."""
+        assert self._ring is not None, "meet comes first"
+        while len(self._placed) == _MAX_PLACED or (place := self._ring.take_if_room(num_bytes)) is None:
+            for _ in range(connection.receive_bytes(_MAX_PLACED)):
+                if not self._placed:
+                    raise PeerLost("the destination copied out more pieces than there were")
+                self._placed.popleft().release()
+        self._placed.append(place)
+        return place
 
 
 class ShmReceiver:
     """A PayloadReceiver."""
 
-    def __init__(self, num_bytes: int, landing: Landing) -> None:
-        self._num_bytes = num_bytes
+    def __init__(self, landing: Landing) -> None:
         self._landing = landing
         self._ring: Bytes | None = None
 
     def meet(self, connection: DataConnection) -> None:
         file = connection.receive_file()
         try:
-            if fcntl.fcntl(file, fcntl.F_GET_SEALS) & _SEALS != _SEALS or os.fstat(file).st_size != self._num_bytes:
+            if fcntl.fcntl(file, fcntl.F_GET_SEALS) & _SEALS != _SEALS or os.fstat(file).st_size != _RING_BYTES:
                 raise PeerLost("the source's shared memory is not what was agreed on")
-            mapped = mmap.mmap(file, self._num_bytes, prot=mmap.PROT_READ)
+            mapped = mmap.mmap(file, _RING_BYTES, prot=mmap.PROT_READ)
         except OSError as error:
             raise PeerLost(f"the source's shared memory cannot be used: {error}") from error
         finally:
@@ -136,10 +144,11 @@ class ShmReceiver:
 
     def receive(self, connection: DataConnection, piece: pb.Piece, num_bytes: int) -> ReceivedPayload:
         assert self._ring is not None, "meet comes first"
-        if piece.offset + num_bytes > self._num_bytes:
-            raise PeerLost(f"a piece lies at {piece.offset} of {self._num_bytes} bytes and is {num_bytes} long")
+        if piece.offset + num_bytes > _RING_BYTES:
+            raise PeerLost(f"a piece of {num_bytes} bytes lies at {piece.offset} of {_RING_BYTES}")
         staged = self._landing.staging.take(num_bytes)
         np.copyto(staged.flat.numpy(), self._ring[piece.offset : piece.offset + num_bytes])
+        connection.send(_COPIED_OUT)
         return ReceivedPayload(staged, checksum_of(staged.flat))
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from common.errors import PeerLost, ServingError
 from common.pb import kv_transfer_pb2 as pb
 from kv_transfer.control_connection import ControlConnection
-from kv_transfer.data_connection import DataConnection
+from kv_transfer.data_connection import DataConnection, socket_errors
 from kv_transfer.frame_queue import FrameQueue
 from kv_transfer.link import Arrival, Landing
 from kv_transfer.link_thread import LinkThread
@@ -61,7 +61,7 @@ class SocketDestination:
         await self._control.write(reply)
 
     async def prepare(self, welcome: pb.LinkWelcome, landing: Landing) -> None:
-        self._payloads = self._medium.new_receiver(welcome, landing)
+        self._payloads = self._medium.new_receiver(landing)
         self._meeting = self._meeting_point.expect(self._medium.num_connections)
         welcome.data_token = self._meeting.token
         welcome.num_connections = self._medium.num_connections
@@ -139,9 +139,10 @@ class _DataReceiver:
 
     def _run(self) -> None:
         try:
-            self._payloads.meet(self._connection)
-            while True:
-                self._incoming.put(_Read(self._number, self._receive()))
+            with socket_errors():
+                self._payloads.meet(self._connection)
+                while True:
+                    self._incoming.put(_Read(self._number, self._receive()))
         except ServingError as lost:
             self._incoming.put(lost)
 

@@ -14,32 +14,14 @@ from kv_transfer.data_connection import DataConnection
 from kv_transfer.link import Landing, ReceivedPayload
 
 
-@dataclass(frozen=True)
-class Outgoing:
-    """A frame on its way to a data connection's thread."""
-
-    frame: bytes  # without the payload
-    payload: Tensor | None = None  # [num_bytes] uint8
-    place: Tensor | None = None  # where the payload goes, if that is not the socket; as large
-
-    @property
-    def num_bytes(self) -> int:
-        return 0 if self.payload is None else self.payload.numel()
-
-
 class PayloadSender(Protocol):
-    """The source's end. `place` and `on_credit` are called on the event loop, `meet` and `send` on a connection's
-    thread. Raises: PeerLost."""
+    """The source's end, on a connection's thread. Raises: PeerLost."""
 
     def meet(self, connection: DataConnection) -> None:
         """Once, first."""
 
-    def place(self, request: pb.LinkRequest, payload: Tensor) -> Outgoing:
-        """In the order in which pieces leave."""
-
-    def send(self, connection: DataConnection, outgoing: Outgoing) -> None: ...
-
-    def on_credit(self, num_bytes: int) -> None: ...
+    def send(self, connection: DataConnection, piece: pb.LinkRequest, payload: Tensor) -> None:
+        """payload: [num_bytes] uint8."""
 
     def close(self) -> None:
         """After the last send."""
@@ -84,7 +66,6 @@ class Medium(Protocol):
     def is_welcome(self, accepted: socket.socket) -> bool:
         """Judged by what the kernel knows of the peer."""
 
-    def new_sender(self, welcome: pb.LinkWelcome) -> PayloadSender:
-        """Raises: PeerLost."""
+    def new_sender(self) -> PayloadSender: ...
 
-    def new_receiver(self, welcome: pb.LinkWelcome, landing: Landing) -> PayloadReceiver: ...
+    def new_receiver(self, landing: Landing) -> PayloadReceiver: ...

@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
 from queue import SimpleQueue
 
 from torch import Tensor
@@ -13,12 +14,12 @@ from torch import Tensor
 from common.errors import IncompatiblePeer, PeerLost, ServingError, TransferError, error_types
 from common.pb import kv_transfer_pb2 as pb
 from kv_transfer.control_connection import ControlConnection
-from kv_transfer.data_connection import DataConnection, frame
+from kv_transfer.data_connection import DataConnection, frame, socket_errors
 from kv_transfer.inline import pack_on_host
 from kv_transfer.link import PackedPayload
 from kv_transfer.link_thread import LinkThread
 from kv_transfer.meeting_point import CONTROL, DATA, MAX_CONNECTIONS
-from kv_transfer.socket_medium import Medium, Outgoing, PayloadSender
+from kv_transfer.socket_medium import Medium, PayloadSender
 
 # Ahead of a connection's thread, which is woken less often when there are many; hashed, and so still in a cache.
 _MAX_AHEAD_BYTES = 16 * 1024 * 1024
@@ -45,13 +46,13 @@ class SocketSource:
         if self._loss is not None:
             raise PeerLost(self._loss)
         if payload is not None:
-            assert self._payloads is not None, "attach comes before the first piece"
+            assert self._senders, "attach comes before the first piece"
             sender = min(self._senders, key=lambda sender: sender.num_ahead_bytes)
-            await sender.put(self._payloads.place(request, payload))
+            await sender.put(_Outgoing(request, payload))
         elif self._senders:
             # No commit or abort may overtake a piece: the destination acts on it when it has come on all of them.
             for sender in self._senders:
-                await sender.put(Outgoing(frame(request)))
+                await sender.put(_Outgoing(request))
         else:
             if self._control is None:
                 self._control = await self._connect_control()
@@ -65,14 +66,12 @@ class SocketSource:
             raise PeerLost(self._loss or f"{self._address}: {lost.message}") from lost
         if reply.HasField("refusal"):
             raise _to_error(reply.refusal, self._address)
-        if reply.HasField("credit") and self._payloads is not None:
-            self._payloads.on_credit(reply.credit.num_bytes)
         return reply
 
     async def attach(self, welcome: pb.LinkWelcome) -> None:
         if not 0 < welcome.num_connections <= MAX_CONNECTIONS:
             raise PeerLost(f"{self._address} asks for {welcome.num_connections} data connections")
-        self._payloads = self._medium.new_sender(welcome)
+        self._payloads = self._medium.new_sender()
         senders: list[_DataSender] = []
         try:
             for number in range(welcome.num_connections):
@@ -120,6 +119,12 @@ class SocketSource:
             self._control.abort()
 
 
+@dataclass(frozen=True)
+class _Outgoing:
+    request: pb.LinkRequest
+    payload: Tensor | None = None
+
+
 class _DataSender:
     """One data connection and its thread. `put` and what follows it belong to the event loop."""
 
@@ -131,7 +136,7 @@ class _DataSender:
         self._connection = connection
         self._payloads = payloads
         self._on_loss = on_loss
-        self._queue: SimpleQueue[Outgoing | None] = SimpleQueue()
+        self._queue: SimpleQueue[_Outgoing | None] = SimpleQueue()
         self._num_put_bytes = 0  # counted by the loop
         self._num_sent_bytes = 0  # counted by the thread
         self._is_waiting = False  # somebody, for room
@@ -143,9 +148,10 @@ class _DataSender:
     def num_ahead_bytes(self) -> int:
         return self._num_put_bytes - self._num_sent_bytes
 
-    async def put(self, outgoing: Outgoing) -> None:
+    async def put(self, outgoing: _Outgoing) -> None:
         """Returns when there is room for another."""
-        self._num_put_bytes += outgoing.num_bytes
+        if outgoing.payload is not None:
+            self._num_put_bytes += outgoing.payload.numel()
         self._queue.put(outgoing)
         if self.num_ahead_bytes > _MAX_AHEAD_BYTES and not self._is_over:
             self._has_room.clear()
@@ -169,16 +175,23 @@ class _DataSender:
 
     def _run(self) -> None:
         try:
-            self._payloads.meet(self._connection)
-            self._tell(self._attached)
-            while (outgoing := self._queue.get()) is not None:
-                self._payloads.send(self._connection, outgoing)
-                self._num_sent_bytes += outgoing.num_bytes
-                if self._is_waiting and self.num_ahead_bytes <= _ROOM_AHEAD_BYTES:
-                    self._is_waiting = False
-                    self._tell(self._has_room.set)
+            with socket_errors():
+                self._payloads.meet(self._connection)
+                self._tell(self._attached)
+                while (outgoing := self._queue.get()) is not None:
+                    self._send(outgoing)
         except ServingError as lost:
             self._tell(lambda error=lost: self._fail(error))  # type: ignore[misc]
+
+    def _send(self, outgoing: _Outgoing) -> None:
+        if outgoing.payload is None:
+            self._connection.send(frame(outgoing.request))
+            return
+        self._payloads.send(self._connection, outgoing.request, outgoing.payload)
+        self._num_sent_bytes += outgoing.payload.numel()
+        if self._is_waiting and self.num_ahead_bytes <= _ROOM_AHEAD_BYTES:
+            self._is_waiting = False
+            self._tell(self._has_room.set)
 
     def _tell(self, call: Callable[[], None]) -> None:
         with suppress(RuntimeError):  # the loop is gone, and with it everyone who would have heard

@@ -66,44 +66,41 @@ class StagingRing:
         self.memory = memory
         self._on_freed = on_freed
         self._taken: deque[_Taken] = deque()
+        self._num_taken_bytes = 0  # their sum
         self._lock = threading.Lock()
 
     @property
     def num_taken_bytes(self) -> int:
-        with self._lock:
-            return sum(taken.num_bytes for taken in self._taken)
+        return self._num_taken_bytes
 
     def take(self, num_bytes: int) -> Staged:
         """Raises: StagingOverrun if there is no such place, which credit rules out."""
+        staged = self.take_if_room(num_bytes)
+        if staged is None:
+            raise StagingOverrun(f"a piece of {num_bytes} bytes came without credit for it")
+        return staged
+
+    def take_if_room(self, num_bytes: int) -> Staged | None:
         with self._lock:
             start = self._place(staged_bytes(num_bytes))
+            if start is None:
+                return None
             taken = _Taken(start, staged_bytes(num_bytes))
             self._taken.append(taken)
+            self._num_taken_bytes += taken.num_bytes
         return Staged(self.memory[start : start + num_bytes], start, lambda: self._release(taken))
 
-    def free_oldest(self, num_bytes: int) -> None:
-        """Free whole pieces, oldest first: for the end that hears of releases as credit."""
-        with self._lock:
-            while num_bytes > 0 and self._taken:
-                num_bytes -= self._taken.popleft().num_bytes
-        assert num_bytes == 0, "credit comes in whole pieces"
-
-    def _place(self, num_bytes: int) -> int:
+    def _place(self, num_bytes: int) -> int | None:
         if not self._taken:  # start over: memory used a moment ago is still in the CPU's caches
             head = tail = 0
         else:
             tail, newest = self._taken[0].start, self._taken[-1]
             head = newest.start + newest.num_bytes
             if newest.start < tail:  # wrapped
-                return self._checked(head, num_bytes, limit=tail)
+                return head if head + num_bytes <= tail else None
         if head + num_bytes <= self.memory.numel():
             return head
-        return self._checked(0, num_bytes, limit=tail)
-
-    def _checked(self, start: int, num_bytes: int, limit: int) -> int:
-        if start + num_bytes > limit:
-            raise StagingOverrun(f"a piece of {num_bytes} bytes came without credit for it")
-        return start
+        return 0 if num_bytes <= tail else None
 
     def _release(self, taken: _Taken) -> None:
         freed = 0
@@ -111,6 +108,7 @@ class StagingRing:
             taken.is_released = True
             while self._taken and self._taken[0].is_released:
                 freed += self._taken.popleft().num_bytes
+            self._num_taken_bytes -= freed
         if freed:
             self._on_freed(freed)
 

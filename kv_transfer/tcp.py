@@ -15,7 +15,7 @@ from common.pb import kv_transfer_pb2 as pb
 from common.transfer_config import TlsFiles
 from kv_transfer.data_connection import DataConnection, frame
 from kv_transfer.link import Landing, ReceivedPayload
-from kv_transfer.socket_medium import Outgoing, TlsContexts
+from kv_transfer.socket_medium import TlsContexts
 from kv_transfer.wire import buffer_of, checksum_of
 
 _DEAD_AFTER_MS = 2000  # as soon as gRPC's keepalive (common/rpc.py) finds a dead host or a cut link
@@ -62,10 +62,10 @@ class Tcp:
         _set_options(accepted)
         return True  # who it is, the handshake asks
 
-    def new_sender(self, welcome: pb.LinkWelcome) -> TcpSender:
+    def new_sender(self) -> TcpSender:
         return TcpSender(self)
 
-    def new_receiver(self, welcome: pb.LinkWelcome, landing: Landing) -> TcpReceiver:
+    def new_receiver(self, landing: Landing) -> TcpReceiver:
         return TcpReceiver(self, landing)
 
 
@@ -79,17 +79,8 @@ class TcpSender:
         if self.tcp.tls is not None:
             connection.secure(self.tcp.tls.source, False, self.tcp.handshake_timeout_s)
 
-    def place(self, request: pb.LinkRequest, payload: Tensor) -> Outgoing:
-        return Outgoing(frame(request, payload.numel()), payload)
-
-    def send(self, connection: DataConnection, outgoing: Outgoing) -> None:
-        if outgoing.payload is None:
-            connection.send(outgoing.frame)
-        else:
-            connection.send(outgoing.frame, buffer_of(outgoing.payload))
-
-    def on_credit(self, num_bytes: int) -> None:
-        pass
+    def send(self, connection: DataConnection, piece: pb.LinkRequest, payload: Tensor) -> None:
+        connection.send(frame(piece, payload.numel()), buffer_of(payload))
 
     def close(self) -> None:
         pass
