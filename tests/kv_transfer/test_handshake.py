@@ -18,12 +18,12 @@ from common.transfer_config import TransferConfig
 from kv_transfer.checksum import CHECKSUM
 from kv_transfer.handshake import NONCE_BYTES
 from kv_transfer.heads import HeadRange
-from kv_transfer.link import Endpoint, PackedPayload, SourceChannel, Way
+from kv_transfer.link import DestinationChannel, Endpoint, PackedPayload, SourceChannel, Way
 from kv_transfer.loopback import LoopbackStream
 from kv_transfer.meeting_point import CONTROL
 from kv_transfer.receiver import LinkReceiver
 from kv_transfer.sender import LinkSender
-from kv_transfer.transport import KVPiece
+from kv_transfer.transport import KVPiece, OnPiece, Release
 from kv_transfer.wire import Manifest, checksum_of, describe, flat_bytes
 from kv_transfer.wire_dtype import WireDtype
 from tests.kv_transfer.ends import HOST_KINDS, ends_of
@@ -57,20 +57,23 @@ def ticket_for(receiver: LinkReceiver, source: str) -> Ticket:
     return Ticket(new_transfer_id(), 1, source, receiver.destination.incarnation, DATA.shape[2])
 
 
+def keeping(landed: list[torch.Tensor]) -> OnPiece:
+    def keep(piece: KVPiece, release: Release) -> None:
+        landed.append(piece.data.clone())
+        release()
+
+    return keep
+
+
 async def assert_it_transfers(sender: LinkSender, source: Endpoint, receiver: LinkReceiver, version: int = 2) -> None:
     ticket = ticket_for(receiver, source.incarnation)
-    landed: list[KVPiece] = []
-    reception = receiver.expect(
-        ticket.transfer_id,
-        ticket.num_tokens,
-        0,
-        lambda piece, release: (landed.append(replace(piece, data=piece.data.clone())), release())[1],
-    )
+    landed: list[torch.Tensor] = []
+    reception = receiver.expect(ticket.transfer_id, ticket.num_tokens, 0, keeping(landed))
     transfer = await sender.open(replace(receiver.destination, protocol_version=version), ticket)
     transfer.send(KVPiece(0, 0, DATA))
     await transfer.commit(5, TIMEOUT_S)
     assert (await reception.committed()).first_token == 5
-    assert torch.equal(landed[0].data, DATA)
+    assert torch.equal(landed[0], DATA)
 
 
 async def replies_on(stream: LoopbackStream) -> list[pb.LinkReply]:
@@ -229,12 +232,7 @@ async def test_a_source_of_version_1_is_served_where_there_is_no_secret() -> Non
         receiver = await ends.receiver(endpoint())
         ticket = ticket_for(receiver, "a-source")
         landed: list[torch.Tensor] = []
-        reception = receiver.expect(
-            ticket.transfer_id,
-            ticket.num_tokens,
-            0,
-            lambda piece, release: (landed.append(piece.data.clone()), release())[1],
-        )
+        reception = receiver.expect(ticket.transfer_id, ticket.num_tokens, 0, keeping(landed))
         stream = ends.network.dial(receiver.destination.offers[0].address)
         await stream.write(pb.LinkRequest(hello=hello_to(receiver, 1)))
         welcome = (await stream.read()).welcome
@@ -275,14 +273,14 @@ async def test_a_destination_of_version_1_is_spoken_to_in_version_1(kind: str) -
 async def test_a_destination_of_version_1_gets_no_kv_from_a_source_with_a_secret() -> None:
     """An old destination answers the hello with a welcome at once."""
 
-    async def serve_the_old_way(channel: object) -> None:
+    async def serve_the_old_way(channel: DestinationChannel) -> None:
         welcome = pb.LinkWelcome(protocol_version=1, layout=LAYOUT.to_pb())
-        await channel.write(pb.LinkReply(welcome=welcome))  # type: ignore[attr-defined]
+        await channel.write(pb.LinkReply(welcome=welcome))
         await asyncio.Event().wait()
 
     async with ends_of("loopback") as ends:
         source, old = endpoint(SECRET), await ends.receiver(endpoint())
-        ends.network.listen(serve_the_old_way, old.destination.offers[0].address)  # type: ignore[arg-type]
+        ends.network.listen(serve_the_old_way, old.destination.offers[0].address)
         with pytest.raises(IncompatiblePeer, match="challenge is due"):
             await ends.sender(source).open(
                 replace(old.destination, protocol_version=1), ticket_for(old, source.incarnation)
@@ -339,12 +337,7 @@ async def test_an_encoding_keeps_its_error_bound_also_between_unlike_dtypes(
         sent = torch.randn(DATA.shape, generator=torch.Generator().manual_seed(3)).to(DTYPES[mine])
         ticket = ticket_for(receiver, source.incarnation)
         landed: list[torch.Tensor] = []
-        receiver.expect(
-            ticket.transfer_id,
-            ticket.num_tokens,
-            0,
-            lambda piece, release: (landed.append(piece.data.clone()), release())[1],
-        )
+        receiver.expect(ticket.transfer_id, ticket.num_tokens, 0, keeping(landed))
         transfer = await ends.sender(source).open(receiver.destination, ticket)
         transfer.send(KVPiece(0, 0, sent))
         receipt = await transfer.commit(1, TIMEOUT_S)
