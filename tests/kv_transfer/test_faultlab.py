@@ -13,7 +13,7 @@ from tests.kv_transfer.lab_workers import Patience
 
 CALM = Patience(connect_s=20.0, commit_s=30.0, stall_s=30.0)
 HURRIED = Patience(connect_s=0.5, commit_s=0.3, stall_s=0.3)
-TRANSFERS = {"loopback": 240, "grpc": 80, "torch_dist": 40}
+TRANSFERS = {"loopback": 160, "grpc": 60, "tcp": 40, "shm": 40, "torch_dist": 30}
 
 
 @pytest.mark.parametrize("kind", ["loopback", "grpc"])

@@ -99,7 +99,7 @@ async def _at_once(call: Callable[[], None]) -> None:
 
 TestTransfersThroughFaults = TransfersThroughFaults.TestCase
 TestTransfersThroughFaults.settings = settings(
-    max_examples=25,
+    max_examples=20,
     stateful_step_count=25,
     deadline=None,
     derandomize=True,
