@@ -43,7 +43,7 @@ class DestinationLink:
         match request.WhichOneof("frame"):
             case "piece":
                 assert arrival.payload is not None, "channels hand pieces over with their payload"
-                return self._on_piece(PieceHeader.from_pb(request.piece), arrival.payload)
+                return self._on_piece(request.piece, arrival.payload)
             case "commit":
                 return self._on_commit(request.commit)
             case "abort":
@@ -57,10 +57,11 @@ class DestinationLink:
             if reception.drop_link(self._codec):
                 self._stats.transfers_failed += 1
 
-    def _on_piece(self, header: PieceHeader, payload: ReceivedPayload) -> pb.LinkReply | None:
+    def _on_piece(self, piece: pb.Piece, payload: ReceivedPayload) -> pb.LinkReply | None:
         """Whatever does not end in an accepted piece gives the staging memory back here."""
         is_accepted = False
         try:
+            header = PieceHeader.from_pb(piece)
             is_accepted = self._accept(header, payload)
         except PieceRefused as refused:
             return self._refuse(header.ticket, refused)
@@ -85,7 +86,8 @@ class DestinationLink:
 
     def _on_commit(self, message: pb.Commit) -> pb.LinkReply:
         ticket = Ticket.from_pb(message.ticket)
-        manifest = Manifest(message.num_pieces, message.num_bytes, message.checksum)
+        sealed_token = message.first_token if self._agreement.is_first_token_sealed else None
+        manifest = Manifest(message.num_pieces, message.num_bytes, message.checksum, sealed_token)
         if not self._is_of_this_link(ticket):
             return self._refuse(ticket, self._foreign(ticket))
         if ticket.transfer_id == PROBE_ID:

@@ -211,7 +211,7 @@ class SourceLink:
                     await self._write_piece(transfer, piece, computed)
                 self.backlog.remove(piece.num_bytes)
             case _CommitFrame(transfer, first_token) if not transfer.is_over:
-                await self._channel.write(pb.LinkRequest(commit=_commit_message(transfer, first_token)))
+                await self._channel.write(pb.LinkRequest(commit=self._commit_of(transfer, first_token)))
             case _AbortFrame(ticket):
                 await self._channel.write(pb.LinkRequest(abort=pb.AbortTransfer(ticket=ticket.to_pb())))
 
@@ -228,6 +228,17 @@ class SourceLink:
         transfer.headers.append(header)
         transfer.stats.pieces += 1
         transfer.stats.bytes += header.num_bytes
+
+    def _commit_of(self, transfer: LinkedTransfer, first_token: int) -> pb.Commit:
+        sealed_token = first_token if self.agreement.is_first_token_sealed else None
+        manifest = Manifest.of(transfer.headers, sealed_token)
+        return pb.Commit(
+            ticket=transfer.ticket.to_pb(),
+            num_pieces=manifest.num_pieces,
+            num_bytes=manifest.num_bytes,
+            checksum=manifest.checksum,
+            first_token=first_token,
+        )
 
     async def _encode(self, data: Tensor) -> Tensor:
         if self._context.endpoint.wire_dtype is WireDtype.SAME:
@@ -292,14 +303,3 @@ def _computed(data: Tensor) -> torch.cuda.Event | None:
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(data.device))
     return event
-
-
-def _commit_message(transfer: LinkedTransfer, first_token: int) -> pb.Commit:
-    manifest = Manifest.of(transfer.headers)
-    return pb.Commit(
-        ticket=transfer.ticket.to_pb(),
-        num_pieces=manifest.num_pieces,
-        num_bytes=manifest.num_bytes,
-        checksum=manifest.checksum,
-        first_token=first_token,
-    )

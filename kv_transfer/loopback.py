@@ -6,7 +6,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator
 
-from common.errors import IncompatiblePeer, PeerLost, TransferError
+from common.errors import PeerLost, ServingError
 from common.pb import kv_transfer_pb2 as pb
 from kv_transfer.inline import InlineDestination
 from kv_transfer.link import Serve
@@ -52,7 +52,7 @@ class LoopbackStream:
     def __init__(self, serve: Serve | None, address: str) -> None:
         self._address = address
         self._requests: asyncio.Queue[pb.LinkRequest] = asyncio.Queue(_MAX_FRAMES_IN_FLIGHT)
-        self._replies: asyncio.Queue[pb.LinkReply | TransferError | IncompatiblePeer] = asyncio.Queue()
+        self._replies: asyncio.Queue[pb.LinkReply | ServingError] = asyncio.Queue()
         self._task = asyncio.create_task(self._run(serve), name=f"kv-loopback-{address}")
 
     async def write(self, request: pb.LinkRequest) -> None:
@@ -70,11 +70,11 @@ class LoopbackStream:
         await asyncio.wait([self._task])
 
     async def _run(self, serve: Serve | None) -> None:
-        loss: TransferError | IncompatiblePeer = PeerLost(f"{self._address} ended the KV link")
+        loss: ServingError = PeerLost(f"{self._address} ended the KV link")
         try:
             if serve is not None:
                 await serve(StreamDestination("loopback", self._incoming(), self._replies.put, InlineDestination()))
-        except (TransferError, IncompatiblePeer) as refused:
+        except ServingError as refused:
             loss = refused
         finally:
             self._replies.put_nowait(loss)

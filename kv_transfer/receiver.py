@@ -54,6 +54,7 @@ class LinkReceiver:
         self._offers: list[Offer] = []
         self._expected: dict[bytes, ExpectedTransfer] = {}
         self._links: dict[asyncio.Timeout, asyncio.Event] = {}  # how to end one → set when it has ended
+        self._admitted: set[StagingRing] = set()  # of the links whose sources have proved themselves
         self._reports: dict[DestinationLink, LinkReport] = {}
         self._is_closed = False
 
@@ -111,10 +112,6 @@ class LinkReceiver:
         try:
             if self._is_closed:
                 raise PeerLost("this receiver is closed")
-            if len(self._links) >= self._config.max_links:
-                raise Overloaded(
-                    f"{self._config.max_links} KV links are open; raise transfer.max_links for more sources"
-                )
             async with self._until_closed():
                 await self._serve_link(staging_device, channel)
         except IncompatiblePeer as error:
@@ -139,20 +136,24 @@ class LinkReceiver:
     async def _serve_link(self, staging_device: torch.device, channel: DestinationChannel) -> None:
         freed = FreedBytes(self._config.window_bytes)
         ring = new_ring(self._config.window_bytes, staging_device, freed.add)
-        agreement, codec = await self._handshake(channel, ring)
-        link = DestinationLink(agreement, codec, self._expected, self.stats)
-        self._reports[link] = LinkReport(agreement.source_incarnation, channel.wire_name, None)
         try:
-            await _Conversation(channel, link, ring, freed).run()
+            agreement, codec = await self._handshake(channel, ring)
+            link = DestinationLink(agreement, codec, self._expected, self.stats)
+            self._reports[link] = LinkReport(agreement.source_incarnation, channel.wire_name, None)
+            try:
+                await _Conversation(channel, link, ring, freed).run()
+            finally:
+                del self._reports[link]
+                link.drop()
         finally:
-            del self._reports[link]
-            link.drop()
+            self._admitted.discard(ring)
 
     async def _handshake(self, channel: DestinationChannel, ring: StagingRing) -> tuple[Agreement, PieceCodec]:
         mine = self._endpoint
         try:
             async with asyncio.timeout(self._config.connect_timeout_s):
                 hello, proof = await receive_hello(channel, mine)
+                self._admit(ring)
                 agreement = agreed_by_destination(hello, mine, self._config.window_bytes)
                 codec = PieceCodec(mine.layout, agreement.heads, mine.heads, mine.wire_dtype)
                 staging = FreshStaging(ring.memory.device) if agreement.credit_bytes is None else ring
@@ -163,6 +164,12 @@ class LinkReceiver:
                 return agreement, codec
         except TimeoutError as error:
             raise TransferTimeout(f"the handshake took more than {self._config.connect_timeout_s} s") from error
+
+    def _admit(self, ring: StagingRing) -> None:
+        """Only now that the source has proved itself: a stranger neither takes a place nor hears that there is none."""
+        if len(self._admitted) >= self._config.max_links:
+            raise Overloaded(f"{self._config.max_links} KV links are open; raise transfer.max_links for more sources")
+        self._admitted.add(ring)
 
 
 class _Conversation:

@@ -85,13 +85,13 @@ class SocketSource:
 
     async def close(self) -> None:
         self._loss = self._loss or "the KV link was closed"
-        senders, self._senders = self._senders, []
         if self._control is not None:
             self._control.abort()
-        for sender in senders:
+        for sender in self._senders:
             sender.end()
-        for sender in senders:
+        for sender in self._senders:  # kept until then: if this is cancelled, the next close goes on from here
             await sender.join()
+        self._senders = []
         if self._payloads is not None:
             self._payloads.close()
             self._payloads = None

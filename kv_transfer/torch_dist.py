@@ -135,10 +135,10 @@ class PairThread:
         self._pair = make_pair(group_store, rank, own_address, device, CONNECT_TIMEOUT_S)
 
     async def run(self, call: Callable[[], Result]) -> Result:
-        """Raises: PeerLost for whatever torch.distributed calls a RuntimeError."""
+        """Raises: PeerLost for whatever torch.distributed calls a RuntimeError, and for an address that is none."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._executor, call)
-        except (RuntimeError, OSError) as error:
+        except (RuntimeError, OSError, ValueError, OverflowError) as error:
             raise PeerLost(f"the torch.distributed pair failed: {error}") from error
 
     def close(self) -> None:

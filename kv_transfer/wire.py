@@ -15,7 +15,7 @@ from kv_transfer.checksum import CHECKSUM
 from kv_transfer.transport import KVPiece
 
 PROTOCOL_VERSION = 2
-OLDEST_PROTOCOL_VERSION = 1  # without proof and credit
+OLDEST_PROTOCOL_VERSION = 1  # without proof and credit, and its commits leave the first token unguarded
 MAX_PIECE_BYTES = 8 * 1024 * 1024  # what a peer may announce; plan.py stays below
 
 PROBE_ID = b"\xff" * TRANSFER_ID_BYTES  # measures a link; no transfer of anybody's
@@ -71,12 +71,16 @@ class Manifest:
     num_pieces: int
     num_bytes: int
     checksum: int
+    first_token: int | None = None  # None: not covered by the checksum, which a peer of protocol version 1 cannot do
 
     @staticmethod
-    def of(headers: Iterable[PieceHeader]) -> Manifest:
+    def of(headers: Iterable[PieceHeader], first_token: int | None = None) -> Manifest:
         ordered = sorted(headers, key=lambda header: (header.layer_start, header.token_start))
-        checksums = struct.pack(f"<{len(ordered)}Q", *(header.checksum for header in ordered))
-        return Manifest(len(ordered), sum(header.num_bytes for header in ordered), CHECKSUM.of(checksums))
+        sealed = struct.pack(f"<{len(ordered)}Q", *(header.checksum for header in ordered))
+        if first_token is not None:
+            sealed += struct.pack("<I", first_token)
+        num_bytes = sum(header.num_bytes for header in ordered)
+        return Manifest(len(ordered), num_bytes, CHECKSUM.of(sealed), first_token)
 
 
 def describe(ticket: Ticket, piece: KVPiece, num_bytes: int, checksum: int) -> PieceHeader:

@@ -100,6 +100,14 @@ async def test_a_source_that_never_meets_its_pair_does_not_hold_the_destination(
     await sender.close()
 
 
+@pytest.mark.parametrize("address", ["", "127.0.0.1", "1r7.0.0.1:80", "127.0.0.1:port", "127.0.0.1:70000"])
+async def test_a_welcome_with_an_address_that_is_none_is_a_lost_peer(address: str) -> None:
+    source = TorchDistSource(CPU)
+    with pytest.raises(PeerLost):
+        await source.attach(pb.LinkWelcome(store_address=address, group_name="group"))
+    await source.close()
+
+
 def test_a_pair_moves_bytes_and_a_timeout_kills_it_on_both_sides() -> None:
     pairs = make_pairs()
     sent = torch.arange(256, dtype=torch.uint8)

@@ -159,6 +159,17 @@ def test_a_commit_that_speaks_of_other_pieces_is_refused(headers: list[PieceHead
     assert refused.value.reason == Reason.MANIFEST
 
 
+@given(tilings(), st.integers(0, 2**32 - 1), st.integers(0, 31))
+def test_a_commit_whose_first_token_changed_on_the_way_is_refused(
+    headers: list[PieceHeader], first_token: int, bit: int
+) -> None:
+    manifest = Manifest.of(headers, first_token)
+    assert assemble(headers, manifest) == manifest
+    with pytest.raises(PieceRefused) as refused:
+        assemble(headers, replace(manifest, first_token=first_token ^ 1 << bit))
+    assert refused.value.reason == Reason.MANIFEST
+
+
 def test_nothing_to_send_needs_no_piece() -> None:
     ticket = replace(TICKET, skip_tokens=12)
     assert new_assembly(ticket).verify(ticket, Manifest.of([])) == Manifest.of([])
