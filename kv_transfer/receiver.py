@@ -43,10 +43,10 @@ class LinkReceiver:
         listeners: Sequence[Listener],
         staging_device: Callable[[str], torch.device],
         config: TransferConfig,
-        stats: TransferStats,
+        stats: TransferStats | None = None,
     ) -> None:
         """listeners: fastest first. staging_device: where a transport's pieces land."""
-        self.stats = stats
+        self.stats = stats or TransferStats()
         self._endpoint = endpoint
         self._listeners = listeners
         self._staging_device = staging_device
@@ -65,7 +65,7 @@ class LinkReceiver:
     async def open(self, worker_address: str) -> None:
         """Listen. worker_address: host:port of the worker's own gRPC server, which is bound."""
         for listener in self._listeners:
-            serve = partial(self._serve, self._staging_device(listener.transport))
+            serve = partial(self.serve, staging_device=self._staging_device(listener.transport))
             self._offers.append(Offer(listener.transport, await listener.open(worker_address, serve)))
 
     @property
@@ -104,7 +104,7 @@ class LinkReceiver:
         for event in ended:
             await event.wait()
 
-    async def _serve(self, staging_device: torch.device, channel: DestinationChannel) -> None:
+    async def serve(self, channel: DestinationChannel, staging_device: torch.device) -> None:
         """One source's link, from its hello to its end; runs within one task, and closes the channel.
 
         Raises: IncompatiblePeer, PeerLost, TransferTimeout, Overloaded; the source is to be told.
@@ -113,7 +113,7 @@ class LinkReceiver:
             if self._is_closed:
                 raise PeerLost("this receiver is closed")
             async with self._until_closed():
-                await self._serve_link(staging_device, channel)
+                await self._serve_link(channel, staging_device)
         except IncompatiblePeer as error:
             logger.warning("refused a KV link over %s: %s", channel.wire_name, error.message)
             raise
@@ -133,7 +133,7 @@ class LinkReceiver:
             del self._links[until_closed]
             ended.set()
 
-    async def _serve_link(self, staging_device: torch.device, channel: DestinationChannel) -> None:
+    async def _serve_link(self, channel: DestinationChannel, staging_device: torch.device) -> None:
         freed = FreedBytes(self._config.window_bytes)
         ring = new_ring(self._config.window_bytes, staging_device, freed.add)
         try:

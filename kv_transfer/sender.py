@@ -26,8 +26,10 @@ class LinkSender:
     them and connects; an incompatible peer is refused, not tried another way.
     """
 
-    def __init__(self, endpoint: Endpoint, ways: Sequence[Way], config: TransferConfig, stats: TransferStats) -> None:
-        self.stats = stats
+    def __init__(
+        self, endpoint: Endpoint, ways: Sequence[Way], config: TransferConfig, stats: TransferStats | None = None
+    ) -> None:
+        self.stats = stats or TransferStats()
         self.on_room: Callable[[], None] = lambda: None
         self._endpoint = endpoint
         self._ways = {way.transport: way for way in ways}

@@ -9,7 +9,7 @@ import grpc
 
 from common.rpc import bind_port, new_server
 from common.transfer_config import TransferConfig
-from kv_transfer.factory import new_way
+from kv_transfer.factory import Surroundings, new_way
 from kv_transfer.grpc_stream import GrpcListener
 from kv_transfer.inline import InlineDestination
 from kv_transfer.link import Endpoint, Listener, Way
@@ -35,7 +35,7 @@ class Ends:
 
     @property
     def way(self) -> Way:
-        return new_way(self.kind, CPU, self.network)
+        return new_way(self.kind, Surroundings(CPU, network=self.network))
 
     def sender(self, endpoint: Endpoint, config: TransferConfig | None = None) -> LinkSender:
         sender = LinkSender(endpoint, [self.way], config or self.config)
@@ -43,7 +43,7 @@ class Ends:
         return sender
 
     async def receiver(self, endpoint: Endpoint, config: TransferConfig | None = None) -> LinkReceiver:
-        receiver = LinkReceiver(endpoint, [self._new_listener()], CPU, config or self.config)
+        receiver = LinkReceiver(endpoint, [self._new_listener()], lambda transport: CPU, config or self.config)
         self._receivers.append(receiver)
         if self.kind != "grpc":
             await receiver.open("127.0.0.1:0")

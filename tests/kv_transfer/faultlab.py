@@ -21,7 +21,7 @@ from common.errors import ServingError
 from tests.kv_transfer.faults import FRAME_FAULTS, PAYLOAD_FAULTS, Fault, FaultPlan
 from tests.kv_transfer.lab_journey import Journey, Wish
 from tests.kv_transfer.lab_tally import Tally, add_up
-from tests.kv_transfer.lab_workers import DecodeNode, Patience, PrefillNode, Surroundings
+from tests.kv_transfer.lab_workers import DecodeNode, LabNetwork, Patience, PrefillNode
 from tests.kv_transfer.truth import VOCAB_SIZE
 
 NUM_PREFILLS, NUM_DECODES = 2, 2
@@ -39,7 +39,7 @@ RATES = {
 class Lab:
     """Some workers of both kinds, replaced as they die, and the tally of what was asked of them."""
 
-    def __init__(self, around: Surroundings) -> None:
+    def __init__(self, around: LabNetwork) -> None:
         self.tally = Tally()
         self.prefills: list[PrefillNode] = []
         self.decodes: list[DecodeNode] = []
@@ -159,7 +159,7 @@ class Lab:
 async def running_lab(kind: str, plan: FaultPlan, patience: Patience | None = None) -> AsyncIterator[Lab]:
     """After its end the tally also names the tasks and threads that were left behind."""
     tasks_before, threads_before = asyncio.all_tasks(), set(threading.enumerate())
-    lab = Lab(Surroundings(kind, plan, patience or Patience()))
+    lab = Lab(LabNetwork(kind, plan, patience or Patience()))
     await lab.start()
     try:
         yield lab

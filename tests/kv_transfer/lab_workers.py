@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import grpc
+import torch
 
 from common.errors import WorkerLost
 from common.identity import new_incarnation
@@ -16,7 +17,7 @@ from common.rpc import bind_port, new_server
 from common.transfer_config import MIB, TransferConfig
 from decode_worker.worker import DecodeWorker
 from engine.async_engine import AsyncEngine
-from kv_transfer.factory import make_receiver, new_way
+from kv_transfer.factory import Surroundings, make_receiver, new_way
 from kv_transfer.heads import HeadRange
 from kv_transfer.link import DestinationChannel, Endpoint, Way
 from kv_transfer.loopback import LoopbackNetwork
@@ -44,7 +45,7 @@ class Patience:
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class LabNetwork:
     """What the workers of one lab share."""
 
     kind: str
@@ -100,7 +101,7 @@ class Process:
 
 
 class PrefillNode:
-    def __init__(self, around: Surroundings) -> None:
+    def __init__(self, around: LabNetwork) -> None:
         self.process = Process()
         self.incarnation = new_incarnation()
         self._truth = new_true_engine(num_blocks=128, block_size=4, max_num_batched_tokens=24)
@@ -139,7 +140,7 @@ class PrefillNode:
 
 
 class DecodeNode:
-    def __init__(self, around: Surroundings, address: str) -> None:
+    def __init__(self, around: LabNetwork, address: str) -> None:
         """address: where to listen, as a dead predecessor did; empty: anywhere."""
         self.process = Process()
         self.staging = Staging()
@@ -190,27 +191,29 @@ class DecodeNode:
             await events.aclose()
 
 
-def _new_sender(around: Surroundings, incarnation: str, die: Callable[[], None]) -> LinkSender:
+def _new_sender(around: LabNetwork, incarnation: str, die: Callable[[], None]) -> LinkSender:
     endpoint = Endpoint(LAYOUT, incarnation, HeadRange(0, LAYOUT.num_kv_heads), SECRET)
-    dial = new_way(around.kind, CPU, around.network).dial
+    dial = new_way(around.kind, Surroundings(CPU, network=around.network)).dial
     way = Way(around.kind, lambda address: FaultySource(dial(address), around.plan, around.past, die))
     return LinkSender(endpoint, [way], around.config)
 
 
-def _new_receiver(around: Surroundings, address: str, staging: Staging, die: Callable[[], None]) -> LinkReceiver:
+def _new_receiver(around: LabNetwork, address: str, staging: Staging, die: Callable[[], None]) -> LinkReceiver:
     incarnation = new_incarnation()
     if around.kind == "shm":
         endpoint = Endpoint(LAYOUT, incarnation, HeadRange(0, LAYOUT.num_kv_heads), SECRET)
-        receiver = LinkReceiver(endpoint, [SocketListener(Shm(address), around.patience.connect_s)], CPU, around.config)
+        receiver = LinkReceiver(
+            endpoint, [SocketListener(Shm(address), around.patience.connect_s)], lambda transport: CPU, around.config
+        )
     else:
         config = replace(around.config, tcp_port=_port(address) if around.kind == "tcp" else 0)
         receiver = make_receiver(config, LAYOUT, incarnation, CPU, around.network)
     serve = receiver.serve
 
-    def serve_faulty(channel: DestinationChannel) -> Awaitable[None]:
-        return serve(FaultyDestination(channel, around.plan, staging, die))
+    def serve_faulty(channel: DestinationChannel, staging_device: torch.device) -> Awaitable[None]:
+        return serve(FaultyDestination(channel, around.plan, staging, die), staging_device)
 
-    receiver.serve = serve_faulty  # type: ignore[method-assign, assignment]  # its listeners are given this one
+    receiver.serve = serve_faulty  # type: ignore[method-assign]  # its listeners are given this one
     return receiver
 
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 
 from common.errors import ServingError
-from kv_transfer.factory import new_way
+from kv_transfer.factory import Surroundings, new_way
 from kv_transfer.heads import HeadRange
 from kv_transfer.link import Endpoint, SourceChannel, Way
 from kv_transfer.sender import LinkSender
@@ -19,7 +19,7 @@ from tests.kv_transfer.wires import CPU, SOCKETS, NewWire
 @pytest.mark.parametrize("kind", SOCKETS)
 async def test_a_close_that_is_cancelled_halfway_is_finished_by_the_next_one(kind: str, new_wire: NewWire) -> None:
     wire = await new_wire(kind)
-    dial = new_way(kind, CPU).dial
+    dial = new_way(kind, Surroundings(CPU)).dial
     channels: list[SourceChannel] = []
 
     def dial_and_keep(address: str) -> SourceChannel:

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.errors import ConfigError, PeerLost, TransferAborted, TransferError
+from common.errors import ConfigError, PeerLost, TransferAborted, TransferError, WrongSecret
 from common.identity import Ticket, new_incarnation, new_transfer_id
 from common.pb import kv_transfer_pb2 as pb
 from common.rpc import bind_port, new_server
 from common.transfer_config import TlsFiles, TransferConfig
-from kv_transfer.factory import make_receiver, make_sender, new_way
+from kv_transfer.factory import Surroundings, make_receiver, make_sender, new_way
 from kv_transfer.heads import HeadRange
 from kv_transfer.link import Endpoint, Way
 from kv_transfer.meeting_point import CONTROL, DATA, TOKEN_BYTES
@@ -134,23 +134,31 @@ async def test_a_stranger_is_cut_off_and_hears_nothing(kind: str, said: bytes) -
         assert await heard(streams) == b""
 
 
+def replies_in(heard: bytes) -> list[pb.LinkReply]:
+    replies: list[pb.LinkReply] = []
+    while heard:
+        (num_bytes,) = struct.unpack("<I", heard[:4])
+        replies.append(pb.LinkReply.FromString(heard[4 : 4 + num_bytes]))
+        heard = heard[4 + num_bytes :]
+    return replies
+
+
 @KINDS
-async def test_a_stranger_that_proves_nothing_hears_a_challenge_alone(kind: str) -> None:
+async def test_a_stranger_that_proves_nothing_hears_a_challenge_and_that_it_knows_no_secret(kind: str) -> None:
     async with receiving(TransferConfig(transport=kind, secret=b"the secret of this cluster")) as receiver:
         streams = await connect(receiver)
         streams[1].write(CONTROL + framed(HELLO) + framed(pb.LinkRequest(proof=pb.LinkProof(proof=bytes(32)))))
         answer = await heard(streams)
-        (num_bytes,) = struct.unpack("<I", answer[:4])
-        reply = pb.LinkReply.FromString(answer[4:])
-        assert num_bytes == len(answer) - 4
-        assert reply == pb.LinkReply(challenge=pb.LinkChallenge(nonce=reply.challenge.nonce))
+        challenge, refusal = replies_in(answer)
+        assert challenge == pb.LinkReply(challenge=pb.LinkChallenge(nonce=challenge.challenge.nonce))
+        assert refusal == pb.LinkReply(refusal=pb.LinkRefusal(error_type="WrongSecret", error=refusal.refusal.error))
 
 
 @KINDS
 async def test_a_source_with_another_secret_is_not_served(kind: str) -> None:
     config = TransferConfig(transport=kind, secret=b"the secret of this cluster")
     async with receiving(config) as receiver, sending(replace(config, secret=b"quite another one")) as sender:
-        with pytest.raises(PeerLost):
+        with pytest.raises(WrongSecret):
             await sender.open(receiver.destination, expect(receiver, 8)[1])
 
 
@@ -206,7 +214,7 @@ async def test_one_lost_data_connection_is_the_link_lost(kind: str, num_connecti
     channels: list[SocketSource] = []
 
     def dial(address: str) -> SocketSource:
-        channel = new_way(kind, CPU, config=config).dial(address)
+        channel = new_way(kind, Surroundings(CPU, config)).dial(address)
         assert isinstance(channel, SocketSource)
         channels.append(channel)
         return channel

@@ -171,7 +171,7 @@ class Wire:
         endpoint = Endpoint(layout, self.source_incarnation, HeadRange(0, layout.num_kv_heads))
         dial = new_way(self.kind, Surroundings(CPU, self.config, network=self.network)).dial
         way = Way(self.kind, lambda address: FaultyChannel(dial(address), fault, damage))
-        sender = LinkSender(endpoint, [way], self.config, TransferStats())
+        sender = LinkSender(endpoint, [way], self.config)
         self._senders.append(sender)
         return sender
 
