@@ -30,9 +30,7 @@ class WeightFormat(StrEnum):
 class PackedLinear:
     """One linear layer, owned by the engine it was packed for: `operation` is filled in anew for each call."""
 
-    weight: (
-        Tensor  # [panels, in_features / 2, 64, 2] bfloat16, or as many codes in uint8, in the order of code_position
-    )
+    weight: Tensor  # [panels, in_features / 2, 64, 2] bfloat16, or as many codes in uint8, see src/int8_row.h
     in_features: int
     out_features: int  # of what is stored: for SwiGLU half the rows of the weight
     is_swiglu: bool

@@ -31,6 +31,7 @@ from common.sampling import SamplingParams
 from engine.attention.torch_reference import TorchReferenceAttention
 from engine.batch import build_batch
 from engine.build import build_engine
+from engine.engine import Engine
 from engine.forward import EagerForward, Forward
 from engine.kv_cache import KVCache, KVCacheShape
 from engine.model.layers import Linear
@@ -131,13 +132,21 @@ def test_int8_without_the_kernels_is_a_config_error(folder: Path, changes: dict[
 
 
 @pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("folder", ["mixtral, experts"], indirect=True)
 def test_int8_is_for_models_without_experts(folder: Path) -> None:
-    config = EngineConfig(folder, dtype="bfloat16", device="cpu", quantization="int8", kv_cache_bytes=1 << 20)
-    if load_model(folder, torch.bfloat16, CPU).config.experts is None:
-        assert build_engine(config).layout == build_engine(replace(config, quantization="none")).layout
-    else:
-        with pytest.raises(ConfigError, match="without experts"):
-            build_engine(config)
+    with pytest.raises(ConfigError, match="without experts"):
+        build_engine(EngineConfig(folder, dtype="bfloat16", device="cpu", quantization="int8", kv_cache_bytes=1 << 20))
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("folder", ["qwen2, biases"], indirect=True)
+def test_an_engine_computes_with_int8_and_may_pair_with_one_that_does_not(folder: Path) -> None:
+    config = EngineConfig(folder, dtype="bfloat16", device="cpu", kv_cache_bytes=1 << 20)
+    engines = [build_engine(replace(config, quantization=quantization)) for quantization in ("none", "int8")]
+    assert engines[0].layout == engines[1].layout
+    plain, int8 = (_kv_of_a_prompt(engine) for engine in engines)
+    assert not torch.equal(plain, int8)
+    assert (plain - int8).abs().median() < 0.05 * plain.abs().median()
 
 
 def test_auto_keeps_torch_for_float32(folder: Path) -> None:
@@ -149,6 +158,13 @@ class _Nobody:
     def on_scheduled(self, scheduled: object) -> None: ...
 
     def on_sampled(self, sampled: object) -> None: ...
+
+
+def _kv_of_a_prompt(engine: Engine) -> Tensor:
+    sequence = Sequence(list(range(3, 23)), SamplingParams(max_tokens=2, temperature=0, ignore_eos=True))
+    engine.add(sequence)
+    engine.step(_Nobody())
+    return engine.read_kv(sequence, (0, 3), (0, 20)).clone()
 
 
 @torch.inference_mode()
