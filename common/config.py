@@ -34,6 +34,7 @@ class ModelSection(Section):
     source: str = DEFAULT_MODEL  # the built-in name, a .gguf file, a Hugging Face folder, or a hub id
     name: str | None = None  # what clients call it; default: derived from source
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    quantization: Literal["none", "int8"] = "none"  # of the weights, for decode on CPUs; not in the KV layout
     max_model_len: Annotated[int, Field(ge=2)] | None = None  # tokens; default: the model's own context
 
     @property
@@ -139,6 +140,7 @@ class ServeConfig(Section):
         return EngineConfig(
             model_path=model_path,
             dtype=self.model.dtype,
+            quantization=self.model.quantization,
             device=pool.device,
             attention=pool.attention,
             num_threads=pool.num_threads,

@@ -12,6 +12,7 @@ class EngineConfig:
     dtype: str = "auto"  # "auto", "float32", "bfloat16", "float16"
     device: str = "auto"  # "auto", "cpu", "cuda", "cuda:N"
     attention: str = "auto"  # "auto", "torch_reference", "cpu", "flash", "triton"
+    quantization: str = "none"  # or "int8", of the weights
     num_threads: int | None = None  # of torch's own pool; None leaves torch's default
     block_size: int | None = None  # tokens; None: by device
     kv_cache_bytes: int | None = None  # None: 1 GiB on a CPU, gpu_memory_fraction on a GPU

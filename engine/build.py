@@ -25,6 +25,7 @@ from engine.native.attention import NativeAttention
 from engine.native.kernels import NativeKernels
 from engine.native.load import load_native
 from engine.native.model import accelerate, can_accelerate
+from engine.native.packing import WeightFormat
 from engine.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ def assemble_engine(
     dtype = loaded.model.dtype
     num_threads = torch.get_num_threads()
     kernels = _native_kernels(config, loaded, device)
+    weights = _weight_format(config, loaded, kernels)
     attention = select_attention(config.attention, device, dtype) if kernels is None else NativeAttention(kernels)
     if attention.name not in CAPTURABLE:
         capture = None
@@ -71,7 +73,7 @@ def assemble_engine(
     if kernels is None:
         forward = EagerForward(loaded.model, kv_cache, attention)
     else:
-        forward = accelerate(loaded, kernels, kv_cache)
+        forward = accelerate(loaded, kernels, kv_cache, weights)
     if capture is not None:
         limits = description.limits
         decodes = DecodeShape(
@@ -81,8 +83,9 @@ def assemble_engine(
     budget = config.max_num_batched_tokens or default_step_tokens(device)
     scheduler = Scheduler(BlockManager(num_blocks, shape.block_size), budget, config.max_num_seqs)
     logger.info(
-        "%s on %s, attention %s, %d blocks of %d tokens, CUDA graphs %s, %d threads",
+        "%s, quantization %s, on %s, attention %s, %d blocks of %d tokens, CUDA graphs %s, %d threads",
         description.layout.dtype,
+        config.quantization,
         device,
         attention.name,
         num_blocks,
@@ -127,6 +130,20 @@ def _native_kernels(config: EngineConfig, loaded: LoadedModel, device: torch.dev
     if config.attention == "native":
         raise ConfigError("attention: native needs a CPU with AVX512-BF16, a C++ compiler and dtype bfloat16; use auto")
     return None
+
+
+def _weight_format(config: EngineConfig, loaded: LoadedModel, kernels: NativeKernels | None) -> WeightFormat:
+    """Raises: ConfigError."""
+    if config.quantization == "none":
+        return WeightFormat.BFLOAT16
+    if kernels is None:
+        raise ConfigError(
+            "quantization: int8 is of the native CPU kernels, which need a CPU with AVX512-BF16, a C++ compiler, dtype "
+            "bfloat16 and attention auto or native; use quantization: none"
+        )
+    if loaded.config.experts is not None:
+        raise ConfigError("quantization: int8 is for models without experts; use quantization: none")
+    return WeightFormat(config.quantization)
 
 
 def default_step_tokens(device: torch.device) -> int:

@@ -32,6 +32,7 @@ from enginebench.limits import probe_for
 from enginebench.measure import CAPACITY_TOKENS, PREFILL_LENGTHS, Subjects, measure
 from enginebench.reference import Reference
 from enginebench.report import report_tables
+from enginebench.work import NumberBytes
 
 MIN_WIDTH = 80  # of the tables, also where the output is no terminal
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -79,11 +80,11 @@ def _run(options: argparse.Namespace, model_path: Path, reference: Reference, nu
     passes = measure(subjects, options.repeats, report)
     return Run(
         model=open_checkpoint(model_path).config,
-        itemsize=dtype.itemsize,
+        number_bytes=NumberBytes(1 if options.quantization == "int8" else dtype.itemsize, dtype.itemsize),
         num_threads=num_threads,
         limits=subjects.probe.limits,
         passes=passes,
-        has_goals=options.model == DEFAULT_MODEL and dtype == torch.bfloat16,
+        has_goals=options.model == DEFAULT_MODEL and dtype == torch.bfloat16 and options.quantization == "none",
     )
 
 
@@ -93,6 +94,7 @@ def _engine(options: argparse.Namespace, model_path: Path, num_threads: int, ste
         dtype=options.dtype,
         device="cpu",
         attention=options.attention,
+        quantization=options.quantization,
         num_threads=num_threads,
         kv_cache_bytes=int(options.kv_cache_gib * 2**30),
         max_num_batched_tokens=step_tokens,
@@ -113,6 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench_engine.py", description="One engine on this machine's CPU.")
     parser.add_argument("--threads", type=_counts, default=(1, 2), metavar="LIST", help="default: 1,2")
     parser.add_argument("--attention", default="auto", choices=("auto", "native", "cpu"), help="default: auto")
+    parser.add_argument("--quantization", default="none", choices=("none", "int8"), help="default: %(default)s")
     parser.add_argument("--model", default=DEFAULT_MODEL, help="as model.source in serve.yaml; default: %(default)s")
     parser.add_argument("--dtype", default="bfloat16", choices=tuple(DTYPES), help="default: %(default)s")
     parser.add_argument("--kv-cache-gib", type=float, default=1.0, metavar="N", help="default: %(default)s")

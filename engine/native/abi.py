@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_float, c_int, c_int64, c_void_p
+from ctypes import c_bool, c_float, c_int, c_int64, c_void_p
 from pathlib import Path
+
+
+class Weight(ctypes.Structure):
+    _fields_ = (
+        ("data", c_void_p),
+        ("n", c_int64),
+        ("k", c_int64),
+        ("is_swiglu", c_bool),
+    )
 
 
 class Linear(ctypes.Structure):
     _fields_ = (
         ("x", c_void_p),
         ("packed", c_void_p),
+        ("scales", c_void_p),
         ("bias", c_void_p),
         ("residual", c_void_p),
         ("y", c_void_p),
@@ -146,8 +156,10 @@ def open_library(path: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
     library.kernels_create.argtypes, library.kernels_create.restype = (c_int,), c_void_p
     library.kernels_destroy.argtypes, library.kernels_destroy.restype = (c_void_p,), None
-    library.kernels_pack_weight.argtypes = (c_void_p, c_void_p, c_int64, c_int64, c_int, c_void_p)
-    library.kernels_pack_weight.restype = None
+    weight = c_void_p, ctypes.POINTER(Weight)
+    library.kernels_pack_weight.argtypes, library.kernels_pack_weight.restype = (*weight, c_void_p), None
+    library.kernels_pack_weight_int8.argtypes = (*weight, c_void_p, c_void_p)
+    library.kernels_pack_weight_int8.restype = None
     library.kernels_read_memory.argtypes, library.kernels_read_memory.restype = (c_void_p, c_void_p, c_int64), c_float
     library.kernels_multiply_registers.argtypes = (c_void_p, c_int64)
     library.kernels_multiply_registers.restype = c_float

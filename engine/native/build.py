@@ -13,7 +13,7 @@ from pathlib import Path
 SOURCES = Path(__file__).parent / "src"
 MAIN = "kernels.cpp"
 # The instruction set is spelled out rather than "native": a home folder may be shared by machines that differ.
-FLAGS = ("-std=c++20", "-O3", "-march=x86-64-v4", "-mavx512bf16", "-fPIC", "-shared", "-pthread")
+FLAGS = ("-std=c++20", "-O3", "-march=x86-64-v4", "-mavx512bf16", "-mavx512vbmi", "-fPIC", "-shared", "-pthread")
 COMPILERS = ("g++", "c++", "clang++")
 COMPILE_TIMEOUT_S = 120
 COMPILER_TIMEOUT_S = 10

@@ -14,21 +14,29 @@ from engine.model.decoder import Decoder, Layer
 from engine.native import abi
 from engine.native.kernels import NativeKernels, address_of
 from engine.native.layer import PackedLayer
-from engine.native.packing import Output
+from engine.native.packing import Output, WeightFormat
 
 
 class NativeForward:
     """A Forward, see engine/forward.py."""
 
-    def __init__(self, model: Decoder, kernels: NativeKernels, kv_cache: KVCache, angles: Tensor) -> None:
+    def __init__(
+        self,
+        model: Decoder,
+        kernels: NativeKernels,
+        kv_cache: KVCache,
+        angles: Tensor,
+        weights: WeightFormat = WeightFormat.BFLOAT16,
+    ) -> None:
         """Takes the model's layers away one by one, so that there are never two copies of all weights.
 
-        angles: attention.angle_table.
+        angles: attention.angle_table. weights: of the linear layers, the head included; the embedding, of which a step
+        reads a row for each token, stays bfloat16.
         """
         layers = []
         while len(model.layers) > 0:
-            layers.append(PackedLayer(cast(Layer, model.layers.pop(0)), kernels, kv_cache))
-        lm_head = kernels.pack_linear(model.lm_head.weight, model.lm_head.bias)
+            layers.append(PackedLayer(cast(Layer, model.layers.pop(0)), kernels, kv_cache, weights))
+        lm_head = kernels.pack_linear(model.lm_head.weight, model.lm_head.bias, weights)
         lm_head.operation.output = Output.FLOAT32  # logits are compared
         embedding, norm = model.embed_tokens.weight, model.norm
         self._kernels = kernels

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.attention.base import AttentionMetadata
 from engine.native import abi
-from engine.native.packing import Output, PackedLinear, pack_bias, supports_linear
+from engine.native.packing import Output, PackedLinear, WeightFormat, pack_bias, supports_linear
 
 MAX_HEAD_DIM = 256
 HEAD_DIM_STEP = 32
@@ -34,13 +34,17 @@ class NativeKernels:
 
     # ---------------------------------------------------------------- linear layers
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
+    def pack_linear(
+        self, weight: Tensor, bias: Tensor | None = None, weights: WeightFormat = WeightFormat.BFLOAT16
+    ) -> PackedLinear:
         """weight [out_features, in_features]; see packing.supports_linear."""
-        return self._pack(weight, bias, is_swiglu=False)
+        return self._pack(weight, bias, weights, is_swiglu=False)
 
-    def pack_swiglu(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
+    def pack_swiglu(
+        self, weight: Tensor, bias: Tensor | None = None, weights: WeightFormat = WeightFormat.BFLOAT16
+    ) -> PackedLinear:
         """weight [2 * intermediate, in_features]: the gate's rows, then the up projection's."""
-        return self._pack(weight, bias, is_swiglu=True)
+        return self._pack(weight, bias, weights, is_swiglu=True)
 
     def linear(self, x: Tensor, weight: PackedLinear, residual: Tensor | None = None) -> Tensor:
         """x [m, in_features] · weightᵀ + bias + residual [m, out_features], rounded once."""
@@ -57,16 +61,17 @@ class NativeKernels:
         assert gate_up.is_swiglu
         return self._linear(x, gate_up, None, Output.SWIGLU)
 
-    def _pack(self, weight: Tensor, bias: Tensor | None, *, is_swiglu: bool) -> PackedLinear:
+    def _pack(self, weight: Tensor, bias: Tensor | None, weights: WeightFormat, *, is_swiglu: bool) -> PackedLinear:
         rows, in_features = weight.shape
         assert weight.dtype == torch.bfloat16
         assert supports_linear(in_features)
         assert not is_swiglu or rows % 2 == 0
-        packed = PackedLinear.empty(rows, in_features, is_swiglu)
-        weight = weight.contiguous()
-        self._library.kernels_pack_weight(
-            self._handle, weight.data_ptr(), rows, in_features, is_swiglu, packed.weight.data_ptr()
-        )
+        packed, weight = PackedLinear.empty(rows, in_features, is_swiglu, weights), weight.contiguous()
+        given, to = abi.Weight(weight.data_ptr(), rows, in_features, is_swiglu), packed.weight.data_ptr()
+        if packed.scales is None:
+            self._library.kernels_pack_weight(self._handle, given, to)
+        else:
+            self._library.kernels_pack_weight_int8(self._handle, given, to, packed.scales.data_ptr())
         if bias is not None:
             packed.set_bias(pack_bias(bias, is_swiglu))
         return packed

@@ -9,21 +9,21 @@ from engine.model.decoder import Layer
 from engine.model.layers import SwiGLU
 from engine.native import abi
 from engine.native.kernels import NativeKernels, address_of
-from engine.native.packing import Output, PackedLinear
+from engine.native.packing import Output, PackedLinear, WeightFormat
 
 
 class PackedLayer:
     """Owns the weights that `operation` points to; the sums with the residual are rounded once, where torch's layer
     rounds twice."""
 
-    def __init__(self, layer: Layer, kernels: NativeKernels, kv_cache: KVCache) -> None:
+    def __init__(self, layer: Layer, kernels: NativeKernels, kv_cache: KVCache, weights: WeightFormat) -> None:
         attention, mlp = layer.self_attention, layer.mlp
         assert isinstance(mlp, SwiGLU)
         self._linears = (
-            kernels.pack_linear(attention.qkv_proj.weight, attention.qkv_proj.bias),
-            kernels.pack_linear(attention.o_proj.weight, attention.o_proj.bias),
-            kernels.pack_swiglu(mlp.gate_up_proj.weight, mlp.gate_up_proj.bias),
-            kernels.pack_linear(mlp.down_proj.weight, mlp.down_proj.bias),
+            kernels.pack_linear(attention.qkv_proj.weight, attention.qkv_proj.bias, weights),
+            kernels.pack_linear(attention.o_proj.weight, attention.o_proj.bias, weights),
+            kernels.pack_swiglu(mlp.gate_up_proj.weight, mlp.gate_up_proj.bias, weights),
+            kernels.pack_linear(mlp.down_proj.weight, mlp.down_proj.bias, weights),
         )
         self._norms = _norm_weights(layer)
         self.operation = abi.Layer()

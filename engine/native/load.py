@@ -27,8 +27,9 @@ def load_native(num_threads: int, cache: Path | None = None) -> NativeKernels | 
 
 @functools.cache
 def _library(cache: Path) -> ctypes.CDLL | None:
-    if not torch.cpu.get_capabilities().get("avx512_bf16", False):
-        logger.info("native kernels are off: this CPU has no AVX512-BF16")
+    capabilities = torch.cpu.get_capabilities()
+    if not all(capabilities.get(name, False) for name in ("avx512_bf16", "avx512_vbmi")):
+        logger.info("native kernels are off: this CPU has not both AVX512-BF16 and AVX512-VBMI")
         return None
     try:
         return open_library(build_library(cache))

@@ -15,7 +15,7 @@ from engine.model.weights import LoadedModel
 from engine.native.attention import NativeAttention, NativeRotaryEmbedding, angle_table
 from engine.native.forward import NativeForward
 from engine.native.kernels import NativeKernels, supports_attention
-from engine.native.packing import supports_linear
+from engine.native.packing import WeightFormat, supports_linear
 
 
 def can_accelerate(loaded: LoadedModel) -> bool:
@@ -25,7 +25,9 @@ def can_accelerate(loaded: LoadedModel) -> bool:
     return loaded.model.dtype == torch.bfloat16 and fits
 
 
-def accelerate(loaded: LoadedModel, kernels: NativeKernels, kv_cache: KVCache) -> Forward:
+def accelerate(
+    loaded: LoadedModel, kernels: NativeKernels, kv_cache: KVCache, weights: WeightFormat = WeightFormat.BFLOAT16
+) -> Forward:
     """Pack every weight for the kernels, taking the unpacked one from the model, which is of no other use afterwards.
 
     A mixture of experts keeps torch's grouped products, so such a model calls its parts one by one.
@@ -34,7 +36,8 @@ def accelerate(loaded: LoadedModel, kernels: NativeKernels, kv_cache: KVCache) -
     num_slots = kv_cache.shape.num_blocks * kv_cache.shape.block_size  # no sequence is longer
     angles = angle_table(model.rotary, min(config.max_position_embeddings, num_slots))
     if config.experts is None:
-        return NativeForward(model, kernels, kv_cache, angles)
+        return NativeForward(model, kernels, kv_cache, angles, weights)
+    assert weights is WeightFormat.BFLOAT16  # experts are most of such a model, and they would stay as they are
     model.lm_head = cast(Linear, NativeLogits(model.lm_head, kernels))
     model.rotary = cast(RotaryEmbedding, NativeRotaryEmbedding(angles, kernels))
     _replace_parts(model, kernels)

@@ -1,9 +1,9 @@
-"""Weights in the order the kernels read them, see src/linear.h."""
+"""Weights in the order the kernels read them, see src/packed_weight.h."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 
 import torch
 from torch import Tensor
@@ -21,22 +21,32 @@ class Output(IntEnum):
     SWIGLU = 2
 
 
+class WeightFormat(StrEnum):
+    BFLOAT16 = "bfloat16"
+    INT8 = "int8"  # a scale for each row of the weight, see src/int8_row.h
+
+
 @dataclass
 class PackedLinear:
     """One linear layer, owned by the engine it was packed for: `operation` is filled in anew for each call."""
 
-    weight: Tensor  # [panels, in_features / 2, 64, 2] bfloat16
+    weight: Tensor  # [panels, in_features / 2, 64, 2] bfloat16, or as many codes in uint8, see src/int8_row.h
     in_features: int
     out_features: int  # of what is stored: for SwiGLU half the rows of the weight
     is_swiglu: bool
-    bias: Tensor | None = None  # [panels * 64] float32, in the order of the panels' columns
+    scales: Tensor | None = None  # of the codes; [panels * 64] float32, in the order of the panels' columns
+    bias: Tensor | None = None  # in the same order
     operation: abi.Linear = field(default_factory=abi.Linear, repr=False)
 
     @classmethod
-    def empty(cls, rows: int, in_features: int, is_swiglu: bool) -> PackedLinear:
-        weight = torch.empty(-(-rows // PANEL), in_features // 2, PANEL, 2, dtype=torch.bfloat16)
+    def empty(cls, rows: int, in_features: int, is_swiglu: bool, weights: WeightFormat) -> PackedLinear:
+        panels, dtype = -(-rows // PANEL), torch.uint8 if weights is WeightFormat.INT8 else torch.bfloat16
+        weight = torch.empty(panels, in_features // 2, PANEL, 2, dtype=dtype)
         layer = cls(weight, in_features, rows // 2 if is_swiglu else rows, is_swiglu)
         layer.operation.packed = weight.data_ptr()
+        if weights is WeightFormat.INT8:
+            layer.scales = torch.empty(panels * PANEL)
+            layer.operation.scales = layer.scales.data_ptr()
         layer.operation.columns, layer.operation.k = layer.out_features, in_features
         return layer
 

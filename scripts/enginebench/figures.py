@@ -23,7 +23,7 @@ from typing import Any
 from engine.model.config import ModelConfig
 from enginebench.goals import Goal, goals_for
 from enginebench.measure import COMPARED_LENGTH, DECODE_POINTS, LONG, PREFILL_LENGTHS, SHORT, DecodePoint, Pass
-from enginebench.work import Work, step_work
+from enginebench.work import NumberBytes, Work, step_work
 from kernelbench.measure import Limits
 
 GROWTH_BATCH = 8
@@ -51,7 +51,7 @@ class Run:
     """All that was measured with one number of threads."""
 
     model: ModelConfig
-    itemsize: int  # bytes of a weight and of a number in the KV cache
+    number_bytes: NumberBytes
     num_threads: int
     limits: Limits
     passes: Sequence[Pass]
@@ -87,7 +87,7 @@ def _limits(limits: Limits) -> Iterator[Median]:
 
 def _prefill(run: Run) -> Iterator[Median]:
     for length in PREFILL_LENGTHS:
-        work = step_work(run.model, run.itemsize, [(length, length)])
+        work = step_work(run.model, run.number_bytes, [(length, length)])
         whole_s = median(each.prefill_s[length] for each in run.passes)
         chunked_s = median(each.chunked_prefill_s[length] for each in run.passes)
         yield f"prefill_{length}.rate", length / whole_s, "tokens/s"
@@ -138,4 +138,4 @@ def _step_s(run: Run, point: DecodePoint) -> float:
 
 
 def _decode_work(run: Run, point: DecodePoint) -> Work:
-    return step_work(run.model, run.itemsize, [(1, round(point.seq_len))] * point.batch)
+    return step_work(run.model, run.number_bytes, [(1, round(point.seq_len))] * point.batch)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,41 +101,47 @@ class Prompts:
 
 
 def _measure_once(subjects: Subjects, prompts: Prompts) -> Pass:
-    prefill_s, chunked_prefill_s = {}, {}
+    whole_s, chunked_s = {}, {}
     for length in PREFILL_LENGTHS:
-        prefill_s[length] = _prefill_s(subjects.whole, prompts.next(length))
-        chunked_prefill_s[length] = _prefill_s(subjects.chunked, prompts.next(length))
+        whole_s[length] = prefill_s(subjects.whole, prompts.next(length))
+        chunked_s[length] = prefill_s(subjects.chunked, prompts.next(length))
     with torch_threads(subjects.num_threads):
         reference_prefill_s = subjects.reference.prefill_s(prompts.next(COMPARED_LENGTH))
         reference_step_s = subjects.reference.decode_step_s(prompts.next(SHORT), WARM_UP_STEPS, TIMED_STEPS)
-    decode = {}
+    decoded = {}
     for point in DECODE_POINTS:
         subjects.probe.run(PROBE_REPEATS)
-        decode[point] = _decode(subjects.whole, subjects.kernels, point, prompts)
-    return Pass(prefill_s, chunked_prefill_s, decode, reference_prefill_s, reference_step_s)
+        decoded[point] = _decode(subjects.whole, subjects.kernels, point, prompts)
+    return Pass(whole_s, chunked_s, decoded, reference_prefill_s, reference_step_s)
 
 
-def _prefill_s(engine: Engine, token_ids: list[int]) -> float:
+def prefill_s(engine: Engine, token_ids: list[int]) -> float:
     """Queued → first token."""
     sequence = EngineSequence(token_ids, SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True))
     start = time.perf_counter()
     engine.add(sequence)
     while engine.has_work:
-        _step(engine)
+        step(engine)
     return time.perf_counter() - start
 
 
 def _decode(engine: Engine, kernels: NativeKernels | None, point: DecodePoint, prompts: Prompts) -> DecodeSample:
+    with decoding(engine, point, prompts):
+        _steps(engine, WARM_UP_STEPS)
+        start = time.perf_counter()
+        _steps(engine, TIMED_STEPS)
+        step_s = (time.perf_counter() - start) / TIMED_STEPS
+        return DecodeSample(step_s, share_outside_kernels(lambda: _steps(engine, CLOCKED_STEPS), kernels))
+
+
+@contextmanager
+def decoding(engine: Engine, point: DecodePoint, prompts: Prompts) -> Iterator[None]:
+    """Meanwhile the point's sequences are all that the engine has."""
     kv = _kv(engine, point.context)
     sequences = [_decoding(engine, prompts.next(point.context), kv) for _ in range(point.batch)]
-    _steps(engine, WARM_UP_STEPS)
-    start = time.perf_counter()
-    _steps(engine, TIMED_STEPS)
-    step_s = (time.perf_counter() - start) / TIMED_STEPS
-    outside = share_outside_kernels(lambda: _steps(engine, CLOCKED_STEPS), kernels)
+    yield
     for sequence in sequences:
         engine.remove(sequence)
-    return DecodeSample(step_s, outside)
 
 
 def _kv(engine: Engine, num_tokens: int) -> Tensor:
@@ -154,10 +161,10 @@ def _decoding(engine: Engine, token_ids: list[int], kv: Tensor) -> EngineSequenc
 
 def _steps(engine: Engine, count: int) -> None:
     for _ in range(count):
-        _step(engine)
+        step(engine)
 
 
-def _step(engine: Engine) -> None:
+def step(engine: Engine) -> None:
     assert engine.step(_Unobserved()), "the bench has reserved what its sequences need"
 
 

@@ -9,27 +9,36 @@ from engine.model.config import ModelConfig
 
 
 @dataclass(frozen=True)
+class NumberBytes:
+    """Of one number; the scales of quantised weights are not worth counting."""
+
+    weight: int
+    cached: int  # in the KV cache
+
+
+@dataclass(frozen=True)
 class Work:
     num_bytes: float  # weights once, and the K and V that any query of the step sees
     num_operations: float  # multiplications and additions
 
 
-def step_work(config: ModelConfig, itemsize: int, sequences: Sequence[tuple[int, int]]) -> Work:
+def step_work(config: ModelConfig, number_bytes: NumberBytes, sequences: Sequence[tuple[int, int]]) -> Work:
     """One step over sequences of (query length, tokens in the cache after it), each of which samples a token."""
     num_tokens = sum(query_len for query_len, _ in sequences)
     head = config.vocab_size * config.hidden_size
-    num_read, num_operations = head, 2 * head * len(sequences)
+    num_weights, num_cached, num_operations = head, 0, 2 * head * len(sequences)
     for layer in range(config.num_layers):
         read, multiplied = _linear_weights(config, layer, num_tokens)
         window = config.window(layer)
-        num_read += read
+        num_weights += read
         num_operations += 2 * multiplied * num_tokens
         for query_len, seq_len in sequences:
             num_seen = seq_len if window is None else min(seq_len, query_len + window - 1)
-            num_read += 2 * num_seen * config.num_kv_heads * config.head_dim
+            num_cached += 2 * num_seen * config.num_kv_heads * config.head_dim
             num_pairs = _pairs(seq_len, window) - _pairs(seq_len - query_len, window)
             num_operations += 4 * num_pairs * config.num_heads * config.head_dim
-    return Work(float(num_read * itemsize), float(num_operations))
+    num_bytes = num_weights * number_bytes.weight + num_cached * number_bytes.cached
+    return Work(float(num_bytes), float(num_operations))
 
 
 def _linear_weights(config: ModelConfig, layer: int, num_tokens: int) -> tuple[int, int]:

@@ -34,6 +34,7 @@ def test_an_empty_file_means_the_defaults(tmp_path: Path) -> None:
         ("transfer: {transport: pigeon}", "`transfer.transport` is 'pigeon'"),
         ("decode: {kv_cache_gib: lots}", "`decode.kv_cache_gib` is 'lots'"),
         ("decode: {gpu_memory_fraction: 1.0}", "`decode.gpu_memory_fraction` is 1.0"),
+        ("model: {quantization: int4}", "`model.quantization` is 'int4'"),
         ("- a\n- b", "must hold sections"),
         ("model: [unclosed", "not valid YAML"),
     ],
@@ -57,10 +58,11 @@ def test_a_missing_file_is_a_config_error(tmp_path: Path) -> None:
 
 def test_an_engine_gets_its_own_pools_settings() -> None:
     config = ServeConfig.model_validate(
-        {"model": {"dtype": "float32"}, "decode": {"kv_cache_gib": 0.5, "block_size": 8}}
+        {"model": {"dtype": "bfloat16", "quantization": "int8"}, "decode": {"kv_cache_gib": 0.5, "block_size": 8}}
     )
     engine = config.engine(Role.DECODE, Path("m"))
-    assert (engine.kv_cache_bytes, engine.block_size, engine.dtype) == (1 << 29, 8, "float32")
+    assert (engine.kv_cache_bytes, engine.block_size, engine.dtype) == (1 << 29, 8, "bfloat16")
+    assert engine.quantization == config.engine(Role.PREFILL, Path("m")).quantization == "int8"
     assert config.engine(Role.PREFILL, Path("m")).block_size is None
     assert config.engine(Role.PREFILL, Path("m")).kv_cache_bytes is None
 

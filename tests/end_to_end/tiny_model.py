@@ -17,7 +17,12 @@ CHAT_TEMPLATE = (
 
 
 def save_tiny_model(
-    folder: Path, *, seed: int = 0, max_position_embeddings: int = 4096, eos_token_id: int = EOS_ID
+    folder: Path,
+    *,
+    seed: int = 0,
+    max_position_embeddings: int = 4096,
+    eos_token_id: int = EOS_ID,
+    head_dim: int = 8,
 ) -> Path:
     """Vocabulary: the 256 bytes by value, <pad> 256, <eos> 257. Deterministic in `seed`."""
     torch.manual_seed(seed)
@@ -28,6 +33,7 @@ def save_tiny_model(
         num_hidden_layers=4,
         num_attention_heads=4,
         num_key_value_heads=2,
+        head_dim=head_dim,
         max_position_embeddings=max_position_embeddings,
         initializer_range=0.3,
         eos_token_id=eos_token_id,

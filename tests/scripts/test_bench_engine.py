@@ -28,12 +28,13 @@ from enginebench.limits import TorchProbe
 from enginebench.measure import DECODE_POINTS, PREFILL_LENGTHS, DecodePoint, DecodeSample, Pass, Prompts
 from enginebench.report import report_tables
 from enginebench.threads import torch_threads
-from enginebench.work import step_work
+from enginebench.work import NumberBytes, step_work
 from kernelbench.measure import Limits
 from tests.end_to_end.tiny_model import save_tiny_model
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_engine.py"
 
+BFLOAT16 = NumberBytes(weight=2, cached=2)
 AGAINST_LIMITS = ("bytes", "operations", "read_share", "multiply_share")
 KEYS = {"limit.read", "limit.multiply", "decode_8.context_cost"}
 KEYS |= {f"prefill_{n}.{metric}" for n in PREFILL_LENGTHS for metric in ("rate", *AGAINST_LIMITS)}
@@ -65,7 +66,7 @@ def one_pass(scale: float = 1.0, share: float = 0.25) -> Pass:
 
 
 def run(*passes: Pass, num_threads: int = 2, has_goals: bool = True) -> Run:
-    return Run(model(), 2, num_threads, Limits(1e6, 1e9), passes or (one_pass(),), has_goals)
+    return Run(model(), BFLOAT16, num_threads, Limits(1e6, 1e9), passes or (one_pass(),), has_goals)
 
 
 def by_key(figures: list[Figure]) -> dict[str, Figure]:
@@ -79,28 +80,35 @@ def test_a_decode_step_reads_every_weight_once_and_every_cached_token() -> None:
     layer = 8 * (16 + 4 + 4) * 2 + 16 * 2 * 8 + 3 * 8 * 10
     weights = 3 * layer + 100 * 8
     kv = 3 * 2 * 4 * 2  # numbers per token
-    work = step_work(model(), 2, [(1, 50), (1, 7)])
+    work = step_work(model(), BFLOAT16, [(1, 50), (1, 7)])
     assert work.num_bytes == 2 * (weights + 57 * kv)
     assert work.num_operations == 2 * 2 * weights + 3 * 4 * 16 * 2 * 57
 
 
+def test_int8_weights_are_half_the_bytes_and_the_cache_is_not() -> None:
+    one, two = (step_work(model(), NumberBytes(weight, cached=2), [(1, 50)]) for weight in (1, 2))
+    kv = 2 * 3 * 2 * 4 * 2 * 50
+    assert one.num_bytes - kv == (two.num_bytes - kv) / 2
+    assert one.num_operations == two.num_operations
+
+
 def test_a_prompt_attends_to_half_a_square_and_needs_one_row_of_logits() -> None:
-    whole = step_work(model(), 2, [(8, 8)])
+    whole = step_work(model(), BFLOAT16, [(8, 8)])
     layer = 8 * (16 + 4 + 4) * 2 + 16 * 2 * 8 + 3 * 8 * 10
     assert whole.num_operations == 2 * (8 * 3 * layer + 800) + 3 * 4 * 16 * 2 * 36
 
 
 def test_chunks_do_the_operations_of_the_whole_prompt_and_read_the_weights_each() -> None:
     config = model(windows=(3, None, 5))
-    whole = step_work(config, 2, [(8, 8)])
-    chunks = [step_work(config, 2, [(4, 4)]), step_work(config, 2, [(4, 8)])]
+    whole = step_work(config, BFLOAT16, [(8, 8)])
+    chunks = [step_work(config, BFLOAT16, [(4, 4)]), step_work(config, BFLOAT16, [(4, 8)])]
     logits = 2 * 800
     assert sum(chunk.num_operations for chunk in chunks) == whole.num_operations + logits
     assert sum(chunk.num_bytes for chunk in chunks) > 1.5 * whole.num_bytes
 
 
 def test_a_window_bounds_what_is_read_and_multiplied() -> None:
-    wide, narrow = (step_work(model(windows=windows), 2, [(1, 1000)]) for windows in ((), (10, 10, 10)))
+    wide, narrow = (step_work(model(windows=windows), BFLOAT16, [(1, 1000)]) for windows in ((), (10, 10, 10)))
     assert wide.num_bytes - narrow.num_bytes == 2 * 3 * 2 * 990 * 4 * 2
     assert wide.num_operations - narrow.num_operations == 3 * 4 * 990 * 16 * 2
 
@@ -108,7 +116,7 @@ def test_a_window_bounds_what_is_read_and_multiplied() -> None:
 def test_a_token_is_multiplied_by_its_own_experts_alone() -> None:
     experts = ExpertsConfig(num_experts=4, num_active=2, intermediate_size=16, is_renormalised=True)
     config = model(experts=experts, num_layers=1)
-    one, many = step_work(config, 2, [(1, 1)]), step_work(config, 2, [(9, 9)])
+    one, many = step_work(config, BFLOAT16, [(1, 1)]), step_work(config, BFLOAT16, [(9, 9)])
     expert, router = 3 * 8 * 16, 8 * 4
     attention = 8 * (16 + 4 + 4) * 2 + 16 * 2 * 8
     assert one.num_bytes == 2 * (800 + attention + router + 2 * expert + 2 * 4 * 2)
@@ -180,7 +188,7 @@ def test_tables_fit_eighty_columns_and_line_up() -> None:
     console = Console(file=StringIO(), width=80)
     shape = {"hidden_size": 576, "intermediate_size": 1536, "num_layers": 30, "num_heads": 9, "num_kv_heads": 3}
     smollm = model(vocab_size=49152, head_dim=64, **shape)
-    for table in report_tables(figures_of(Run(smollm, 2, 2, Limits(25e9, 466e9), [one_pass(scale=10.0)], True))):
+    for table in report_tables(figures_of(Run(smollm, BFLOAT16, 2, Limits(25e9, 466e9), [one_pass(scale=10.0)], True))):
         console.print(table)
     output = console.file.getvalue()
     assert "…" not in output

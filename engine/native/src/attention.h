@@ -107,8 +107,9 @@ inline void attend_strip(const TileOfTask& tile, int64_t begin, int64_t end) {
   const int64_t head_dim = tile.op.cache.head_dim, stride = tile.op.stride();
   const RowTiles rows{end - begin};
   for (int64_t i = 0; i < rows.count; ++i) {
-    multiply_rows<Start::kZero>(rows.size(i), {tile.query(begin + rows.begin(i)), head_dim}, tile.space.packed.keys,
-                                head_dim / 2, {tile.space.scores + rows.begin(i) * kTileTokens, kTileTokens});
+    multiply_rows<Start::kZero>(rows.size(i), {tile.query(begin + rows.begin(i)), head_dim},
+                                as_rows(tile.space.packed.keys), head_dim / 2,
+                                {tile.space.scores + rows.begin(i) * kTileTokens, kTileTokens});
   }
   softmax_rows(tile, begin, end);
   for (int64_t i = 0; i < rows.count; ++i) {
@@ -116,7 +117,8 @@ inline void attend_strip(const TileOfTask& tile, int64_t begin, int64_t end) {
     const int64_t pairs = (tile.visible(begin + rows.begin(i + 1) - 1).end + 1) / 2;
     const Matrix weights{tile.space.weights + rows.begin(i) * kTileTokens, kTileTokens};
     for (int64_t panel = 0; panel * kPanel < stride; ++panel) {
-      multiply_rows<Start::kAdd>(rows.size(i), weights, tile.space.packed.values + panel * kTileTokens * kPanel, pairs,
+      const Bf16Row* values = as_rows(tile.space.packed.values + panel * kTileTokens * kPanel);
+      multiply_rows<Start::kAdd>(rows.size(i), weights, values, pairs,
                                  {tile.progress(begin + rows.begin(i)).out + panel * kPanel, stride});
     }
   }

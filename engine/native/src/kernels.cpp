@@ -18,9 +18,13 @@ Kernels* kernels_create(int num_threads) { return new Kernels(num_threads); }
 
 void kernels_destroy(Kernels* kernels) { delete kernels; }
 
-void kernels_pack_weight(Kernels* kernels, const uint16_t* weight, int64_t n, int64_t k, int is_swiglu,
-                         uint16_t* packed) {
-  pdserve::pack_weight(kernels->pool, weight, n, k, is_swiglu != 0, packed);
+void kernels_pack_weight(Kernels* kernels, const pdserve::Weight* weight, pdserve::Bf16Row* packed) {
+  pdserve::pack_weight(kernels->pool, *weight, packed);
+}
+
+void kernels_pack_weight_int8(Kernels* kernels, const pdserve::Weight* weight, pdserve::Int8Row* packed,
+                              float* scales) {
+  pdserve::pack_weight(kernels->pool, *weight, packed, scales);
 }
 
 void kernels_linear(Kernels* kernels, const pdserve::Linear* op) { pdserve::linear(kernels->pool, *op); }

@@ -7,6 +7,7 @@
 
 #include <immintrin.h>
 
+#include <bit>
 #include <cstdint>
 
 namespace pdserve {
@@ -15,11 +16,14 @@ using bf16 = uint16_t;
 
 constexpr int kLanes = 16;    // float32 numbers, or bf16 pairs, in a vector
 constexpr int kPanel = 64;    // columns of a matrix product that are computed together: four vectors
+constexpr int64_t kLineBytes = 64;  // of the caches
 constexpr float kLog2E = 1.44269504088896341f;
 
 inline __m512 to_float(__m256i x) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
 }
+
+inline float to_float(bf16 x) { return std::bit_cast<float>(static_cast<uint32_t>(x) << 16); }
 
 // Rounds to nearest even.
 inline __m256i to_bf16(__m512 x) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)); }

@@ -22,6 +22,20 @@ namespace pdserve {
 
 constexpr int kTileRows = 6;
 
+// What lies at one k of a packed panel: a pair of each of the 64 columns.
+struct Bf16Row {
+  bf16 numbers[2 * kPanel];
+};
+
+inline const Bf16Row* as_rows(const bf16* packed) { return reinterpret_cast<const Bf16Row*>(packed); }
+
+inline void load_columns(const Bf16Row* rows, int64_t k, __m512bh column[4]) {
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) {
+    column[j] = reinterpret_cast<__m512bh>(_mm512_loadu_si512(rows[k].numbers + j * 2 * kLanes));
+  }
+}
+
 struct Matrix {
   const bf16* data;
   int64_t stride;  // numbers from one row to the next
@@ -35,8 +49,8 @@ struct Sums {
 enum class Start { kZero, kAdd };
 
 // LinesAhead: how many cache lines to send for with each pair, from `ahead` on, into the second-level cache.
-template <int Rows, Start start, int LinesAhead>
-void multiply_tile(Matrix a, const bf16* b, int64_t pairs, Sums c, const char* ahead) {
+template <int Rows, Start start, int LinesAhead, class Panel>
+void multiply_tile(Matrix a, Panel b, int64_t pairs, Sums c, const char* ahead) {
   __m512 sum[Rows][4];
 #pragma GCC unroll 6
   for (int row = 0; row < Rows; ++row) {
@@ -47,12 +61,11 @@ void multiply_tile(Matrix a, const bf16* b, int64_t pairs, Sums c, const char* a
   }
   for (int64_t k = 0; k < pairs; ++k) {
     __m512bh column[4];
+    load_columns(b, k, column);
 #pragma GCC unroll 4
-    for (int j = 0; j < 4; ++j) {
-      column[j] = reinterpret_cast<__m512bh>(_mm512_loadu_si512(b + (k * kPanel + j * kLanes) * 2));
+    for (int line = 0; line < LinesAhead; ++line) {
+      _mm_prefetch(ahead + (k * LinesAhead + line) * kLineBytes, _MM_HINT_T1);
     }
-#pragma GCC unroll 4
-    for (int line = 0; line < LinesAhead; ++line) _mm_prefetch(ahead + (k * LinesAhead + line) * 64, _MM_HINT_T1);
 #pragma GCC unroll 6
     for (int row = 0; row < Rows; ++row) {
       int32_t bits;
@@ -69,9 +82,9 @@ void multiply_tile(Matrix a, const bf16* b, int64_t pairs, Sums c, const char* a
   }
 }
 
-// rows <= 6.
-template <Start start, int LinesAhead = 0>
-void multiply_rows(int rows, Matrix a, const bf16* b, int64_t pairs, Sums c, const char* ahead = nullptr) {
+// rows <= 6. b: anything that load_columns takes.
+template <Start start, int LinesAhead = 0, class Panel>
+void multiply_rows(int rows, Matrix a, Panel b, int64_t pairs, Sums c, const char* ahead = nullptr) {
   switch (rows) {
     case 1: return multiply_tile<1, start, LinesAhead>(a, b, pairs, c, ahead);
     case 2: return multiply_tile<2, start, LinesAhead>(a, b, pairs, c, ahead);

@@ -14,9 +14,11 @@ from engine.batch import Batch, build_batch
 from engine.kv_cache import KVCache, KVCacheShape
 from engine.model.config import ModelConfig, RopeConfig
 from engine.model.decoder import Decoder, Layer
+from engine.model.layers import Linear
 from engine.native.attention import angle_table
 from engine.native.forward import NativeForward
 from engine.native.kernels import NativeKernels
+from engine.native.packing import PackedLinear, WeightFormat
 from engine.sequence import ScheduledSequence, Sequence
 
 CPU, DTYPE = torch.device("cpu"), torch.bfloat16
@@ -76,10 +78,12 @@ class Work:
 
 
 class Native:
-    def __init__(self, config: ModelConfig, kernels: NativeKernels) -> None:
+    def __init__(
+        self, config: ModelConfig, kernels: NativeKernels, weights: WeightFormat = WeightFormat.BFLOAT16
+    ) -> None:
         self.kv_cache = empty_cache()
         model = torch_model(config)
-        self.forward = NativeForward(model, kernels, self.kv_cache, angle_table(model.rotary, 64))
+        self.forward = NativeForward(model, kernels, self.kv_cache, angle_table(model.rotary, 64), weights)
 
 
 def empty_cache() -> KVCache:
@@ -107,25 +111,36 @@ def work(parts: Seq[tuple[int, int, int]]) -> Work:
     return Work(replace(batch, logits_indices=torch.arange(len(batch.token_ids))), held)
 
 
-def by_operations(config: ModelConfig, kernels: NativeKernels, given: Work) -> tuple[Tensor, Tensor]:
-    model, cache = torch_model(config), empty_cache()
+@dataclass(frozen=True)
+class Packer:
+    kernels: NativeKernels
+    weights: WeightFormat
+
+    def linear(self, linear: Linear) -> PackedLinear:
+        return self.kernels.pack_linear(linear.weight, linear.bias, self.weights)
+
+    def swiglu(self, gate_up: Linear) -> PackedLinear:
+        return self.kernels.pack_swiglu(gate_up.weight, gate_up.bias, self.weights)
+
+
+def by_operations(config: ModelConfig, packer: Packer, given: Work) -> tuple[Tensor, Tensor]:
+    model, cache, kernels = torch_model(config), empty_cache(), packer.kernels
     cache.write_slots(0, SLOTS, given.kv)
     angles = angle_table(model.rotary, 64)
     x = model.embed_tokens(given.batch.token_ids)
     for layer in model.layers:
-        x = layer_by_operations(layer, kernels, x, given.batch, cache, angles)
+        x = layer_by_operations(layer, packer, x, given.batch, cache, angles)
     normed = kernels.rms_norm(x, model.norm.weight, 1e-5)
-    logits = kernels.linear_float32(normed, kernels.pack_linear(model.lm_head.weight))
+    logits = kernels.linear_float32(normed, packer.linear(model.lm_head))
     return logits, cache.read_slots(0, NUM_LAYERS, SLOTS)
 
 
 def layer_by_operations(
-    layer: Layer, kernels: NativeKernels, x: Tensor, batch: Batch, cache: KVCache, angles: Tensor
+    layer: Layer, packer: Packer, x: Tensor, batch: Batch, cache: KVCache, angles: Tensor
 ) -> Tensor:
-    attention, mlp = layer.self_attention, layer.mlp
-    qkv = kernels.pack_linear(attention.qkv_proj.weight, attention.qkv_proj.bias)
-    o = kernels.pack_linear(attention.o_proj.weight, attention.o_proj.bias)
-    gate_up, down = kernels.pack_swiglu(mlp.gate_up_proj.weight), kernels.pack_linear(mlp.down_proj.weight)
+    attention, mlp, kernels = layer.self_attention, layer.mlp, packer.kernels
+    qkv, o, down = map(packer.linear, (attention.qkv_proj, attention.o_proj, mlp.down_proj))
+    gate_up = packer.swiglu(mlp.gate_up_proj)
     turned = kernels.linear(kernels.rms_norm(x, layer.attention_norm.weight, 1e-5), qkv)
     if attention.head_norms is not None:
         norms, by_head = attention.head_norms, turned.view(len(x), -1, HEAD_DIM)
@@ -137,13 +152,14 @@ def layer_by_operations(
     return kernels.linear(kernels.swiglu(kernels.rms_norm(x, layer.mlp_norm.weight, 1e-5), gate_up), down, residual=x)
 
 
+@pytest.mark.parametrize("weights", WeightFormat)
 @pytest.mark.parametrize("parts", [MIXED, MIXED[:2], MIXED[2:3]], ids=["mixed", "decodes", "prompt"])
 def test_a_step_is_the_same_bits_as_its_operations(
-    config: ModelConfig, two_threads: NativeKernels, parts: Seq[tuple[int, int, int]]
+    config: ModelConfig, two_threads: NativeKernels, parts: Seq[tuple[int, int, int]], weights: WeightFormat
 ) -> None:
     given = work(parts)
-    logits, cache = given.run(Native(config, two_threads))
-    expected, expected_cache = by_operations(config, two_threads, given)
+    logits, cache = given.run(Native(config, two_threads, weights))
+    expected, expected_cache = by_operations(config, Packer(two_threads, weights), given)
     assert torch.equal(logits, expected)
     assert logits.isfinite().all()
     assert torch.equal(cache.isnan(), expected_cache.isnan())

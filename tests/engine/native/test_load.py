@@ -68,7 +68,7 @@ def test_a_compiler_that_fails_is_named_with_its_first_words(compiler: Path, tmp
 def test_without_a_compiler_there_are_no_kernels_and_one_line_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True, "avx512_vbmi": True})
     monkeypatch.setenv("PATH", str(tmp_path))
     assert [load_native(n, tmp_path / "cache") for n in (1, 2, 1)] == [None, None, None]
     assert [record.getMessage() for record in caplog.records] == [
@@ -80,9 +80,11 @@ def test_without_the_instructions_there_are_no_kernels_and_nothing_is_compiled(
     compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": False})
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True, "avx512_vbmi": False})
     assert load_native(1, tmp_path / "cache") is None
-    assert [record.getMessage() for record in caplog.records] == ["native kernels are off: this CPU has no AVX512-BF16"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "native kernels are off: this CPU has not both AVX512-BF16 and AVX512-VBMI"
+    ]
     assert num_compilations(compiler) == 0
 
 
@@ -90,7 +92,7 @@ def test_a_library_that_cannot_be_loaded_is_no_crash(
     compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The stand-in compiler's "built" is no shared library."""
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True, "avx512_vbmi": True})
     assert load_native(1, tmp_path / "cache") is None
     assert "invalid ELF header" in caplog.text or "file too short" in caplog.text
 
@@ -98,7 +100,7 @@ def test_a_library_that_cannot_be_loaded_is_no_crash(
 def test_a_cache_that_cannot_be_written_is_no_crash(
     compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True, "avx512_vbmi": True})
     (tmp_path / "file").write_text("not a folder")
     assert load_native(1, tmp_path / "file" / "cache") is None
     assert "cannot be written: Not a directory" in caplog.text

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -30,12 +31,15 @@ from common.sampling import SamplingParams
 from engine.attention.torch_reference import TorchReferenceAttention
 from engine.batch import build_batch
 from engine.build import build_engine
+from engine.engine import Engine
 from engine.forward import EagerForward, Forward
 from engine.kv_cache import KVCache, KVCacheShape
+from engine.model.layers import Linear
 from engine.model.weights import LoadedModel, load_model
 from engine.native.forward import NativeForward
 from engine.native.kernels import NativeKernels
 from engine.native.model import accelerate, can_accelerate
+from engine.native.packing import WeightFormat
 from engine.sequence import ScheduledSequence, Sequence
 
 CPU = torch.device("cpu")
@@ -80,6 +84,18 @@ def test_logits_are_as_near_to_float32_as_torchs_own_bfloat16(folder: Path, two_
     assert exact.std() > 20 * native_error
 
 
+@pytest.mark.parametrize("folder", [name for name in FAMILIES if "experts" not in name], indirect=True)
+def test_int8_logits_are_as_near_to_what_the_codes_stand_for(folder: Path, two_threads: NativeKernels) -> None:
+    exact, rounded = (_with_steps(load_model(folder, dtype, CPU)) for dtype in (torch.float32, torch.bfloat16))
+    loaded = load_model(folder, torch.bfloat16, CPU)
+    native = _logits(loaded, lambda loaded, cache: accelerate(loaded, two_threads, cache, WeightFormat.INT8))
+    expected = _logits(exact, _in_torch)
+    torch_error = (_logits(rounded, _in_torch) - expected).abs().median()
+    assert (native - expected).abs().median() <= 1.3 * torch_error
+    unquantised = _logits(load_model(folder, torch.float32, CPU), _in_torch)
+    assert not torch.allclose(expected, unquantised, atol=torch_error.item())  # there is something to tell apart
+
+
 def test_a_model_is_called_whole_but_for_experts(folder: Path, one_thread: NativeKernels) -> None:
     loaded = load_model(folder, torch.bfloat16, CPU)
     forward = accelerate(loaded, one_thread, _cache(loaded))
@@ -108,6 +124,31 @@ def test_asking_for_the_kernels_where_they_cannot_run_is_a_config_error(folder: 
         build_engine(EngineConfig(folder, dtype="float32", attention="native", kv_cache_bytes=1 << 20))
 
 
+@pytest.mark.parametrize("changes", [{"dtype": "float32"}, {"attention": "cpu"}])
+def test_int8_without_the_kernels_is_a_config_error(folder: Path, changes: dict[str, str]) -> None:
+    config = EngineConfig(folder, dtype="bfloat16", device="cpu", quantization="int8", kv_cache_bytes=1 << 20)
+    with pytest.raises(ConfigError, match=r"dtype bfloat16.*attention auto or native.*use quantization: none"):
+        build_engine(replace(config, **changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("folder", ["mixtral, experts"], indirect=True)
+def test_int8_is_for_models_without_experts(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="without experts"):
+        build_engine(EngineConfig(folder, dtype="bfloat16", device="cpu", quantization="int8", kv_cache_bytes=1 << 20))
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("folder", ["qwen2, biases"], indirect=True)
+def test_an_engine_computes_with_int8_and_may_pair_with_one_that_does_not(folder: Path) -> None:
+    config = EngineConfig(folder, dtype="bfloat16", device="cpu", kv_cache_bytes=1 << 20)
+    engines = [build_engine(replace(config, quantization=quantization)) for quantization in ("none", "int8")]
+    assert engines[0].layout == engines[1].layout
+    plain, int8 = (_kv_of_a_prompt(engine) for engine in engines)
+    assert not torch.equal(plain, int8)
+    assert (plain - int8).abs().median() < 0.05 * plain.abs().median()
+
+
 def test_auto_keeps_torch_for_float32(folder: Path) -> None:
     engine = build_engine(EngineConfig(folder, dtype="float32", kv_cache_bytes=1 << 20))
     assert engine.layout.dtype == "float32"
@@ -117,6 +158,13 @@ class _Nobody:
     def on_scheduled(self, scheduled: object) -> None: ...
 
     def on_sampled(self, sampled: object) -> None: ...
+
+
+def _kv_of_a_prompt(engine: Engine) -> Tensor:
+    sequence = Sequence(list(range(3, 23)), SamplingParams(max_tokens=2, temperature=0, ignore_eos=True))
+    engine.add(sequence)
+    engine.step(_Nobody())
+    return engine.read_kv(sequence, (0, 3), (0, 20)).clone()
 
 
 @torch.inference_mode()
@@ -145,6 +193,16 @@ def _logits(loaded: LoadedModel, forward_of: Callable[[LoadedModel, KVCache], Fo
         for part in parts:
             part.sequence.num_computed_tokens = part.end
     return torch.cat(found)
+
+
+def _with_steps(loaded: LoadedModel) -> LoadedModel:
+    """Every linear weight as its int8 code stands for it, but not the embedding that a tied head shares."""
+    for module in loaded.model.modules():
+        if isinstance(module, Linear):
+            scale = module.weight.float().abs().amax(dim=1, keepdim=True) / 127
+            in_steps = ((module.weight.float() / scale).round() * scale).to(loaded.model.dtype)
+            module.weight = nn.Parameter(in_steps, requires_grad=False)
+    return loaded
 
 
 def _in_torch(loaded: LoadedModel, cache: KVCache) -> Forward:
