@@ -25,6 +25,8 @@ from engine.native.attention import NativeAttention
 from engine.native.kernels import NativeKernels
 from engine.native.load import load_native
 from engine.native.model import accelerate, can_accelerate
+from engine.native.sampling import NativeSampler
+from engine.sampler import Sampler, sample
 from engine.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
@@ -67,11 +69,10 @@ def assemble_engine(
     capacity = num_blocks * shape.block_size
     description = _describe(loaded, config, shape, capacity)
     kv_cache = KVCache(shape, dtype, device)
-    forward: Forward
-    if kernels is None:
-        forward = EagerForward(loaded.model, kv_cache, attention)
-    else:
-        forward = accelerate(loaded, kernels, kv_cache)
+    forward: Forward = EagerForward(loaded.model, kv_cache, attention)
+    sampler: Sampler = sample
+    if kernels is not None:
+        forward, sampler = accelerate(loaded, kernels, kv_cache), NativeSampler(kernels)
     if capture is not None:
         limits = description.limits
         decodes = DecodeShape(
@@ -90,7 +91,7 @@ def assemble_engine(
         "off" if capture is None else "for decode steps",
         num_threads,
     )
-    return Engine(forward, kv_cache, scheduler, description)
+    return Engine(forward, kv_cache, scheduler, sampler, description)
 
 
 def _describe(loaded: LoadedModel, config: EngineConfig, shape: KVCacheShape, capacity: int) -> EngineDescription:

@@ -169,6 +169,10 @@ class NativeKernels:
     def logits(self, model: abi.Model, step: abi.ModelStep) -> None:
         self._library.kernels_logits(self._handle, model, step)
 
+    def sample(self, operation: abi.Sampling) -> None:
+        """See sampling.py."""
+        self._library.kernels_sample(self._handle, operation)
+
     # ---------------------------------------------------------------- limits of the machine
 
     def read_memory(self, data: Tensor) -> None:
