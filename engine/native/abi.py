@@ -162,7 +162,7 @@ class Sampling(ctypes.Structure):
 
 
 def open_library(path: Path) -> ctypes.CDLL:
-    """Raises: OSError."""
+    """Raises: OSError; AttributeError when it is another library."""
     library = ctypes.CDLL(str(path))
     library.kernels_create.argtypes, library.kernels_create.restype = (c_int,), c_void_p
     library.kernels_destroy.argtypes, library.kernels_destroy.restype = (c_void_p,), None
