@@ -72,7 +72,7 @@ def find_compiler() -> str:
 
 
 def default_cache() -> Path:
-    """Where the XDG base directory specification wants it; without a home, a folder of the user's among the temporary files.
+    """Where the XDG base directory specification wants it; without a home, a folder among the temporary files.
 
     Raises: BuildFailed when that is not the user's alone: who else can write there could have anything loaded.
     """
