@@ -86,12 +86,12 @@ class Engine:
         description: EngineDescription,
     ) -> None:
         self._forward = forward
-        self._sampler = sampler
         self._kv_cache = kv_cache
         self._scheduler = scheduler
         self._eos_token_ids = frozenset(description.eos_token_ids)
         self.layout = description.layout
         self.limits = description.limits
+        self.sampler = sampler
         self.device = kv_cache.device
         self.num_steps = 0
 
@@ -155,7 +155,7 @@ class Engine:
 
     def _sample(self, logits: Tensor, scheduled: Seq[ScheduledSequence]) -> Download:
         sequences = [part.sequence for part in scheduled if part.is_sampled]
-        return Download(self._sampler(logits, [s.sampling for s in sequences], [s.num_tokens for s in sequences]))
+        return Download(self.sampler(logits, [s.sampling for s in sequences], [s.num_tokens for s in sequences]))
 
     def _advance(self, scheduled: Seq[ScheduledSequence]) -> None:
         """Take note of what the step computes, as far as its tokens do not matter."""
