@@ -11,7 +11,7 @@ class EngineConfig:
     model_path: Path  # a Hugging Face folder or a .gguf file
     dtype: str = "auto"  # "auto", "float32", "bfloat16", "float16"
     device: str = "auto"  # "auto", "cpu", "cuda", "cuda:N"
-    attention: str = "auto"  # "auto", "torch_reference", "cpu", "flash", "triton"
+    attention: str = "auto"  # "auto", "native", "cpu", "flash", "triton", "torch_reference"
     quantization: str = "none"  # or "int8", of the weights
     num_threads: int | None = None  # of torch's own pool; None leaves torch's default
     block_size: int | None = None  # tokens; None: by device

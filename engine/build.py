@@ -23,14 +23,17 @@ from engine.model.dtype import resolve_device, resolve_dtype
 from engine.model.weights import LoadedModel, load_model
 from engine.native.attention import NativeAttention
 from engine.native.kernels import NativeKernels
-from engine.native.load import load_native
-from engine.native.model import accelerate, can_accelerate
+from engine.native.load import NoKernels, load_native, require_native
+from engine.native.model import accelerate, misfit
 from engine.native.packing import WeightFormat
+from engine.native.sampling import NativeSampler
+from engine.sampler import Sampler, sample
 from engine.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
 MIN_BLOCKS = 2
+DEFAULT_THREADS = torch.get_num_threads()  # of this process, before an engine on the native kernels leaves torch one
 
 
 def build_engine(config: EngineConfig) -> Engine:
@@ -38,8 +41,7 @@ def build_engine(config: EngineConfig) -> Engine:
 
     Raises: ModelError, ConfigError.
     """
-    if config.num_threads is not None:
-        torch.set_num_threads(config.num_threads)
+    torch.set_num_threads(config.num_threads or DEFAULT_THREADS)
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
     start_s = time.monotonic()
@@ -70,10 +72,11 @@ def assemble_engine(
     description = _describe(loaded, config, shape, capacity)
     kv_cache = KVCache(shape, dtype, device)
     forward: Forward
+    sampler: Sampler
     if kernels is None:
-        forward = EagerForward(loaded.model, kv_cache, attention)
+        forward, sampler = EagerForward(loaded.model, kv_cache, attention), sample
     else:
-        forward = accelerate(loaded, kernels, kv_cache, weights)
+        forward, sampler = accelerate(loaded, kernels, kv_cache, weights), NativeSampler(kernels)
     if capture is not None:
         limits = description.limits
         decodes = DecodeShape(
@@ -93,7 +96,7 @@ def assemble_engine(
         "off" if capture is None else "for decode steps",
         num_threads,
     )
-    return Engine(forward, kv_cache, scheduler, description)
+    return Engine(forward, kv_cache, scheduler, sampler, description)
 
 
 def _describe(loaded: LoadedModel, config: EngineConfig, shape: KVCacheShape, capacity: int) -> EngineDescription:
@@ -115,20 +118,38 @@ def _describe(loaded: LoadedModel, config: EngineConfig, shape: KVCacheShape, ca
 
 
 def _native_kernels(config: EngineConfig, loaded: LoadedModel, device: torch.device) -> NativeKernels | None:
-    """The CPU kernels for the whole model, if they are wanted and can be had.
+    """The CPU kernels for the whole model, if they are wanted and can be had. Where they are only welcome, the log
+    says why not.
 
     Raises: ConfigError when they were asked for by name and cannot be had.
     """
-    if config.attention not in ("auto", "native") or (config.attention == "auto" and device.type != "cpu"):
-        return None
-    if device.type == "cpu" and can_accelerate(loaded):
-        kernels = load_native(torch.get_num_threads())
-        if kernels is not None:
-            if loaded.config.experts is None:  # torch has little left to do, and its idle threads would spin
-                torch.set_num_threads(1)
-            return kernels
+    kernels: NativeKernels | None = None
     if config.attention == "native":
-        raise ConfigError("attention: native needs a CPU with AVX512-BF16, a C++ compiler and dtype bfloat16; use auto")
+        kernels = _required_kernels(loaded, device)
+    elif config.attention == "auto" and device.type == "cpu":
+        kernels = _welcome_kernels(loaded)
+    if kernels is not None and loaded.config.experts is None:
+        torch.set_num_threads(1)  # torch has little left to do, and its idle threads would spin
+    return kernels
+
+
+def _required_kernels(loaded: LoadedModel, device: torch.device) -> NativeKernels:
+    """Raises: ConfigError."""
+    reason = f"they run on the CPU, not on {device}" if device.type != "cpu" else misfit(loaded)
+    if reason is None:
+        try:
+            return require_native(torch.get_num_threads())
+        except NoKernels as error:
+            reason = str(error)
+    raise ConfigError(f"attention: native asks for the native CPU kernels, but {reason}; use auto")
+
+
+def _welcome_kernels(loaded: LoadedModel) -> NativeKernels | None:
+    reason = misfit(loaded)
+    if reason is None:
+        return load_native(torch.get_num_threads())
+    level = logging.INFO if loaded.model.dtype != torch.bfloat16 else logging.WARNING  # a dtype is chosen, a shape not
+    logger.log(level, "native kernels are off: %s", reason)
     return None
 
 

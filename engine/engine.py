@@ -18,7 +18,7 @@ from engine.block_manager import CacheEvents, slot_mapping
 from engine.download import Download
 from engine.forward import Forward
 from engine.kv_cache import KVCache
-from engine.sampler import sample
+from engine.sampler import Sampler
 from engine.scheduler import Scheduler
 from engine.sequence import SampledToken, ScheduledSequence, Sequence
 from engine.upload import upload
@@ -59,8 +59,9 @@ class EngineLimits:
                 f"{sequence.num_tokens} prompt tokens and {sequence.sampling.max_tokens} new ones are more than this "
                 f"model's {self.max_model_len}"
             )
-        if max(sequence.token_ids) >= self.vocab_size:
-            raise InvalidRequest(f"token ids go up to {self.vocab_size - 1}; the prompt has {max(sequence.token_ids)}")
+        for token_id in (min(sequence.token_ids), max(sequence.token_ids)):
+            if not 0 <= token_id < self.vocab_size:
+                raise InvalidRequest(f"token ids go from 0 to {self.vocab_size - 1}; the prompt has {token_id}")
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ class Engine:
         forward: Forward,
         kv_cache: KVCache,
         scheduler: Scheduler,
+        sampler: Sampler,
         description: EngineDescription,
     ) -> None:
         self._forward = forward
@@ -89,6 +91,7 @@ class Engine:
         self._eos_token_ids = frozenset(description.eos_token_ids)
         self.layout = description.layout
         self.limits = description.limits
+        self.sampler = sampler
         self.device = kv_cache.device
         self.num_steps = 0
 
@@ -158,7 +161,7 @@ class Engine:
 
     def _sample(self, logits: Tensor, scheduled: Seq[ScheduledSequence]) -> Download:
         sequences = [part.sequence for part in scheduled if part.is_sampled]
-        return Download(sample(logits, [s.sampling for s in sequences], [s.num_tokens for s in sequences]))
+        return Download(self.sampler(logits, [s.sampling for s in sequences], [s.num_tokens for s in sequences]))
 
     def _advance(self, scheduled: Seq[ScheduledSequence]) -> None:
         """Take note of what the step computes, as far as its tokens do not matter."""

@@ -1,38 +1,60 @@
 """From logits to tokens, the same ones on every worker: the noise is a hash, not a stream.
 
-Sampling is Gumbel-max: argmax(logits / temperature + g), with g = −log(−log(u)) and u a hash of (seed, position,
-token id). So prefill worker, decode worker, a recompute after preemption and a migration draw the same token, whatever
-else is in the batch.
+Sampling is Gumbel-max: the token with the highest score + g, where
+
+    score = (logit - the row's highest logit) / temperature
+    g     = -log(-log(u)), u of 52 bits, a hash of (seed, position, token id); see engine/noise.py
+
+among the tokens that the request allows: the first top_k by logit and then by id, and of those the fewest whose
+probability reaches top_p; see engine/allowed_tokens.py. So prefill worker, decode worker, a recompute after preemption
+and a migration draw the same token, whatever else is in the batch.
+
+They also draw it on every device and backend (here on CPU and CUDA, and engine/native/src/sampling.h). Hash and rank
+are integers. So are the probabilities that top_p adds up, in units of 2^-40 of the most likely token's: no order of
+summation changes a sum. What is left are exp and log in float64, whose last bit differs between libraries: two tokens
+would have to be within some 1e-15 of each other for that to decide, which no one will see happen.
+
+A row with a NaN, or whose highest logit is infinite, gives its argmax.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from common.sampling import SamplingParams
+from engine.allowed_tokens import AllowedTokens, Wishes, all_tokens, restricted_tokens
+from engine.noise import gumbel_noise, noise_key
 from engine.upload import upload
 
-_MASK = 2**64 - 1
-# SplitMix64 (Steele, Lea, Flood 2014): its increment and its two multipliers.
-_GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+CPU_ELEMENTS = 1 << 16  # logits that a CPU works on at a time: what is computed of them stays in its caches
+
+
+class Sampler(Protocol):
+    def __call__(self, logits: Tensor, params: Seq[SamplingParams], positions: Seq[int]) -> Tensor:
+        """One token id per row, on the logits' device: [num_rows] int64. Waits for no GPU.
+
+        logits: [num_rows, vocab_size] float32. positions: where each new token will stand in its sequence.
+        """
 
 
 def sample(logits: Tensor, params: Seq[SamplingParams], positions: Seq[int]) -> Tensor:
-    """One token id per row, on the logits' device: [num_rows] int64. Waits for nothing.
-
-    logits: [num_rows, vocab_size] float32. positions: where each new token will stand in its sequence.
-    """
-    greedy = argmax_rows(logits)
-    random_rows = [row for row, wanted in enumerate(params) if not wanted.is_greedy]
-    if random_rows:
-        rows = upload(random_rows, torch.int64, logits.device)
-        keys = [_key(params[row].seed, positions[row]) for row in random_rows]
-        scores = _restrict(logits[rows], [params[row] for row in random_rows])
-        greedy[rows] = argmax_rows(scores + gumbel_noise(keys, logits.shape[-1], logits.device))
-    return greedy
+    """The Sampler that runs wherever torch does."""
+    tokens = argmax_rows(logits)
+    for rows in _rows_at_once(params, logits):
+        index = upload(rows, torch.int64, logits.device)
+        keys = [noise_key(params[row].seed, positions[row]) for row in rows]
+        wishes = Wishes.of([params[row] for row in rows], logits.shape[-1], logits.device)
+        some, argmax = logits[index], tokens[index]
+        highest = some.amax(dim=-1)
+        allowed = restricted_tokens(some, wishes) if is_restricted(params[rows[0]]) else all_tokens(some, wishes)
+        drawn = _draw(allowed, upload(keys, torch.int64, logits.device)[:, None])
+        tokens[index] = torch.where(highest.isfinite(), drawn, argmax)
+    return tokens
 
 
 def argmax_rows(scores: Tensor) -> Tensor:
@@ -45,55 +67,21 @@ def argmax_rows(scores: Tensor) -> Tensor:
     return scores.argmax(dim=-1)
 
 
-def gumbel_noise(keys: Seq[int], vocab_size: int, device: torch.device) -> Tensor:
-    """Standard Gumbel noise [len(keys), vocab_size] float64, a pure function of (key, token id)."""
-    start = upload([_signed(key) for key in keys], torch.int64, device)[:, None]
-    token_ids = torch.arange(vocab_size, dtype=torch.int64, device=device)[None, :]
-    bits = _mix_tensor(start + token_ids * _signed(_GOLDEN))
-    uniform = (_shift_right(bits, 11).to(torch.float64) + 0.5) * 2.0**-53
-    return -(-uniform.log()).log()
+def is_restricted(params: SamplingParams) -> bool:
+    return params.top_k > 0 or params.top_p < 1
 
 
-def _restrict(logits: Tensor, params: Seq[SamplingParams]) -> Tensor:
-    """logits / temperature in float64, −inf outside each row's top-k and top-p sets."""
-    temperature = upload([wanted.temperature for wanted in params], torch.float64, logits.device)
-    scores = logits.to(torch.float64) / temperature[:, None]
-    if all(wanted.top_p == 1 and wanted.top_k == 0 for wanted in params):
-        return scores
-    ranked, order = scores.sort(dim=-1, descending=True, stable=True)
-    vocab_size = logits.shape[-1]
-    top_k = upload([wanted.top_k or vocab_size for wanted in params], torch.int64, logits.device)
-    top_p = upload([wanted.top_p for wanted in params], torch.float64, logits.device)
-    is_beyond_k = torch.arange(vocab_size, device=logits.device)[None, :] >= top_k[:, None]
-    ranked = ranked.masked_fill(is_beyond_k, -torch.inf)
-    probabilities = ranked.softmax(dim=-1)
-    # the smallest set whose probability reaches top_p: a token is out if those before it already do
-    is_beyond_p = probabilities.cumsum(dim=-1) - probabilities >= top_p[:, None]
-    ranked = ranked.masked_fill(is_beyond_p & (top_p < 1)[:, None], -torch.inf)
-    return torch.empty_like(scores).scatter_(-1, order, ranked)
+def _rows_at_once(params: Seq[SamplingParams], logits: Tensor) -> Iterator[list[int]]:
+    """The rows that are not greedy, those without top_k and top_p and those with either apart; on a GPU, where each
+    operation costs a launch, in one go each."""
+    num_rows, vocab_size = logits.shape
+    most = max(1, CPU_ELEMENTS // vocab_size) if logits.device.type == "cpu" else num_rows
+    for restricted in (False, True):
+        rows = [row for row, each in enumerate(params) if not each.is_greedy and is_restricted(each) == restricted]
+        for start in range(0, len(rows), most):
+            yield rows[start : start + most]
 
 
-def _key(seed: int, position: int) -> int:
-    return _mix(_mix(seed + _GOLDEN) ^ position)
-
-
-def _mix(x: int) -> int:
-    x &= _MASK
-    x = ((x ^ (x >> 30)) * _MIX_1) & _MASK
-    x = ((x ^ (x >> 27)) * _MIX_2) & _MASK
-    return x ^ (x >> 31)
-
-
-def _mix_tensor(x: Tensor) -> Tensor:
-    """`_mix` on int64, whose products wrap as unsigned ones do."""
-    x = (x ^ _shift_right(x, 30)) * _signed(_MIX_1)
-    x = (x ^ _shift_right(x, 27)) * _signed(_MIX_2)
-    return x ^ _shift_right(x, 31)
-
-
-def _shift_right(x: Tensor, bits: int) -> Tensor:
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def _signed(x: int) -> int:
-    return x - 2**64 if x >= 2**63 else x
+def _draw(allowed: AllowedTokens, keys: Tensor) -> Tensor:
+    winners = argmax_rows(gumbel_noise(keys, allowed.token_ids).add_(allowed.scores))
+    return allowed.token_ids.expand_as(allowed.scores).gather(-1, winners[:, None])[:, 0]

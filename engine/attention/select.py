@@ -24,13 +24,16 @@ BACKENDS: dict[str, Callable[[torch.device], AttentionBackend]] = {
 
 
 def select_attention(name: str, device: torch.device, dtype: torch.dtype) -> AttentionBackend:
-    """Raises: ConfigError when there is no such backend or it does not run on this device in this dtype."""
+    """ "native" is not chosen here: it is the whole model's, see engine/build.py.
+
+    Raises: ConfigError when there is no such backend or it does not run on this device in this dtype.
+    """
     if name == "auto":
         name = _best(device, dtype)
     if name == "flash" and dtype == torch.float32:
         raise ConfigError("flash attention computes in bfloat16 or float16; set attention: triton for float32")
     if name not in BACKENDS:
-        raise ConfigError(f"unknown attention backend {name!r}; it may be auto, {', '.join(BACKENDS)}")
+        raise ConfigError(f"unknown attention backend {name!r}; it may be auto, native, {', '.join(BACKENDS)}")
     return BACKENDS[name](device)
 
 

@@ -89,9 +89,18 @@ def _weight_files(folder: Path) -> list[Path]:
     if not paths:
         raise ModelError(f"{folder} holds no *.safetensors file; other weight formats must be converted first")
     for path in paths:
+        _require_readable(path)
+    return paths
+
+
+def _require_readable(path: Path) -> None:
+    """safetensors does not tell an unreadable file from a damaged one."""
+    try:
         if not path.is_file():
             raise ModelError(f"{path} is missing though {INDEX_NAME} names it; fetch the model again")
-    return paths
+        path.open("rb").close()
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
 
 
 @contextmanager

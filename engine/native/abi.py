@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_bool, c_float, c_int, c_int64, c_void_p
+from ctypes import c_bool, c_double, c_float, c_int, c_int64, c_uint64, c_void_p
 from pathlib import Path
 
 
@@ -151,8 +151,28 @@ class ModelStep(ctypes.Structure):
     )
 
 
+class SampledRow(ctypes.Structure):
+    _fields_ = (
+        ("seed", c_uint64),
+        ("position", c_int64),
+        ("temperature", c_double),
+        ("top_p", c_double),
+        ("top_k", c_int64),
+    )
+
+
+class Sampling(ctypes.Structure):
+    _fields_ = (
+        ("logits", c_void_p),
+        ("vocab_size", c_int64),
+        ("rows", ctypes.POINTER(SampledRow)),
+        ("count", c_int64),
+        ("tokens", c_void_p),
+    )
+
+
 def open_library(path: Path) -> ctypes.CDLL:
-    """Raises: OSError."""
+    """Raises: OSError; AttributeError when it is another library."""
     library = ctypes.CDLL(str(path))
     library.kernels_create.argtypes, library.kernels_create.restype = (c_int,), c_void_p
     library.kernels_destroy.argtypes, library.kernels_destroy.restype = (c_void_p,), None
@@ -173,6 +193,7 @@ def open_library(path: Path) -> ctypes.CDLL:
         (library.kernels_head_norms, HeadNorms),
         (library.kernels_rotary_and_cache, RotaryAndCache),
         (library.kernels_attention, Attention),
+        (library.kernels_sample, Sampling),
     ):
         function.argtypes, function.restype = (c_void_p, ctypes.POINTER(operation)), None
     return library

@@ -19,10 +19,12 @@ from engine.native.packing import Output, PackedLinear, WeightFormat, pack_bias,
 
 MAX_HEAD_DIM = 256
 HEAD_DIM_STEP = 32
+MAX_GROUP = 192  # query heads that share a kv head: kQueryRows in src/softmax.h
 
 
-def supports_attention(head_dim: int) -> bool:
-    return head_dim % HEAD_DIM_STEP == 0 and head_dim <= MAX_HEAD_DIM
+def supports_attention(head_dim: int, group: int) -> bool:
+    """group: how many query heads share a kv head."""
+    return head_dim % HEAD_DIM_STEP == 0 and head_dim <= MAX_HEAD_DIM and group <= MAX_GROUP
 
 
 class NativeKernels:
@@ -141,11 +143,11 @@ class NativeKernels:
     ) -> Tensor:
         """As an AttentionBackend, see engine/attention/base.py; query may be rows of a wider tensor.
 
-        window: how many tokens a query sees, itself included; None: all before it. head_dim: supports_attention.
+        window: how many tokens a query sees, itself included; None: all before it. Shapes: supports_attention.
         Returns a dense [tokens, heads, head_dim].
         """
         tokens, heads, head_dim = query.shape
-        assert supports_attention(head_dim)
+        assert supports_attention(head_dim, heads // key_cache.shape[2])
         assert query.dtype == torch.bfloat16
         assert query.stride()[1:] == (head_dim, 1)
         out = torch.empty(tokens, heads, head_dim, dtype=torch.bfloat16)
@@ -173,6 +175,10 @@ class NativeKernels:
 
     def logits(self, model: abi.Model, step: abi.ModelStep) -> None:
         self._library.kernels_logits(self._handle, model, step)
+
+    def sample(self, operation: abi.Sampling) -> None:
+        """See sampling.py."""
+        self._library.kernels_sample(self._handle, operation)
 
     # ---------------------------------------------------------------- limits of the machine
 

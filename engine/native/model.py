@@ -14,15 +14,25 @@ from engine.model.layers import Linear, RMSNorm, RotaryEmbedding, SwiGLU
 from engine.model.weights import LoadedModel
 from engine.native.attention import NativeAttention, NativeRotaryEmbedding, angle_table
 from engine.native.forward import NativeForward
-from engine.native.kernels import NativeKernels, supports_attention
+from engine.native.kernels import HEAD_DIM_STEP, MAX_GROUP, MAX_HEAD_DIM, NativeKernels, supports_attention
 from engine.native.packing import WeightFormat, supports_linear
 
 
-def can_accelerate(loaded: LoadedModel) -> bool:
-    """Whether the kernels know this model's dtype and shapes."""
-    widths = [module.weight.shape[1] for module in loaded.model.modules() if isinstance(module, Linear)]
-    fits = supports_attention(loaded.config.head_dim) and all(supports_linear(width) for width in widths)
-    return loaded.model.dtype == torch.bfloat16 and fits
+def misfit(loaded: LoadedModel) -> str | None:
+    """Why the kernels cannot compute this model: its dtype, or the first shape that does not suit; None: they can."""
+    model, config = loaded.model, loaded.config
+    group = config.num_heads // config.num_kv_heads
+    if model.dtype != torch.bfloat16:
+        return f"they compute in bfloat16, the model in {str(model.dtype).removeprefix('torch.')}"
+    if not supports_attention(config.head_dim, group):
+        return (
+            f"head_dim is {config.head_dim} with {group} query heads to a kv head; they take multiples of "
+            f"{HEAD_DIM_STEP} up to {MAX_HEAD_DIM}, and {MAX_GROUP} heads"
+        )
+    for name, module in model.named_modules():
+        if isinstance(module, Linear) and not supports_linear(module.weight.shape[1]):
+            return f"{name} takes {module.weight.shape[1]} numbers, and they multiply pairs"
+    return None
 
 
 def accelerate(

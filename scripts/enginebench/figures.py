@@ -4,12 +4,13 @@
 |---|---|
 | limit.read, limit.multiply | the best of all probes |
 | prefill_N.rate | N prompt tokens / time from queued to first token, the prompt in one step |
-| prefill_in_chunks_N.rate | the same with the CPU's default token budget of a step |
+| prefill_in_chunks_N.rate, .multiply_share | the same with the CPU's default token budget of a step, as workers run |
 | decode_BxC.tpot, .rate | one step of B sequences with C tokens of context each; tokens of all B per second |
 | *.bytes, *.operations | what must be read from memory and multiplied, see work.py |
 | *.read_share, *.multiply_share | those / the measured time / the limit |
 | decode_BxC.python_share, .python_time | of a step, outside kernels, see clock.py |
 | decode_8.context_cost | how much longer a step takes with the long context / the time to read the extra KV |
+| sampling_KIND_B.row_time, .step_share | of B rows of logits, by row; all of them / a decode step of B, short context |
 | transformers.* | Hugging Face transformers; times_faster: how much faster the engine is |
 """
 
@@ -22,7 +23,16 @@ from typing import Any
 
 from engine.model.config import ModelConfig
 from enginebench.goals import Goal, goals_for
-from enginebench.measure import COMPARED_LENGTH, DECODE_POINTS, LONG, PREFILL_LENGTHS, SHORT, DecodePoint, Pass
+from enginebench.measure import (
+    COMPARED_LENGTH,
+    DECODE_POINTS,
+    LONG,
+    PREFILL_LENGTHS,
+    SAMPLING_POINTS,
+    SHORT,
+    DecodePoint,
+    Pass,
+)
 from enginebench.work import NumberBytes, Work, step_work
 from kernelbench.measure import Limits
 
@@ -60,7 +70,14 @@ class Run:
 
 def figures_of(run: Run) -> list[Figure]:
     goals = goals_for(run.num_threads) if run.has_goals else {}
-    medians = (*_limits(run.limits), *_prefill(run), *_decode(run), *_context_cost(run), *_transformers(run))
+    medians = (
+        *_limits(run.limits),
+        *_prefill(run),
+        *_decode(run),
+        *_context_cost(run),
+        *_sampling(run),
+        *_transformers(run),
+    )
     return [Figure(key, run.num_threads, value, unit, goals.get(key)) for key, value, unit in medians]
 
 
@@ -93,6 +110,9 @@ def _prefill(run: Run) -> Iterator[Median]:
         yield f"prefill_{length}.rate", length / whole_s, "tokens/s"
         yield from _against_limits(f"prefill_{length}", work, whole_s, run.limits)
         yield f"prefill_in_chunks_{length}.rate", length / chunked_s, "tokens/s"
+        # chunks multiply as much as the whole; what they read again is not counted
+        chunked_share = work.num_operations / chunked_s / run.limits.operations_per_s
+        yield f"prefill_in_chunks_{length}.multiply_share", chunked_share, "of the limit"
 
 
 def _decode(run: Run) -> Iterator[Median]:
@@ -119,6 +139,13 @@ def _context_cost(run: Run) -> Iterator[Median]:
     extra_s = median(each.decode[long].step_s - each.decode[short].step_s for each in run.passes)
     cost = extra_s / (extra_bytes / run.limits.read_bytes_per_s)
     yield f"decode_{GROWTH_BATCH}.context_cost", cost, "times the KV's read time"
+
+
+def _sampling(run: Run) -> Iterator[Median]:
+    for point in SAMPLING_POINTS:
+        key, seconds = f"sampling_{point.kind}_{point.rows}", median(each.sampling_s[point] for each in run.passes)
+        yield f"{key}.row_time", seconds / point.rows * 1e3, "ms"
+        yield f"{key}.step_share", seconds / _step_s(run, DecodePoint(point.rows, SHORT)), "of a step"
 
 
 def _transformers(run: Run) -> Iterator[Median]:

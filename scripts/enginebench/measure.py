@@ -45,7 +45,21 @@ class DecodePoint:
         return self.context + WARM_UP_STEPS + (TIMED_STEPS + 1) / 2
 
 
+@dataclass(frozen=True)
+class SamplingPoint:
+    kind: str  # a key of SAMPLING
+    rows: int
+
+
 DECODE_POINTS = tuple(DecodePoint(batch, context) for context in (SHORT, LONG) for batch in BATCHES)
+SAMPLING: dict[str, dict[str, float]] = {
+    "greedy": {"temperature": 0.0},
+    "temperature": {},
+    "top_p": {"top_p": 0.9},
+    "top_k": {"top_k": 50},
+}
+SAMPLING_POINTS = tuple(SamplingPoint(kind, rows) for kind in SAMPLING for rows in (1, max(BATCHES)))
+LOGITS_STD = 3.0  # some 2,000 of 49,152 tokens then hold 0.9 of the probability, many for a language model
 CAPACITY_TOKENS = max(BATCHES) * (LONG + 2 * MAX_STEPS)  # half of that fills up last blocks
 
 
@@ -62,6 +76,7 @@ class Pass:
     prefill_s: dict[int, float]  # by prompt length, the whole prompt in one step
     chunked_prefill_s: dict[int, float]  # with the default token budget of a step
     decode: dict[DecodePoint, DecodeSample]
+    sampling_s: dict[SamplingPoint, float]  # all rows once
     reference_prefill_s: float  # of COMPARED_LENGTH tokens
     reference_step_s: float  # of one sequence with SHORT context
 
@@ -112,7 +127,8 @@ def _measure_once(subjects: Subjects, prompts: Prompts) -> Pass:
     for point in DECODE_POINTS:
         subjects.probe.run(PROBE_REPEATS)
         decoded[point] = _decode(subjects.whole, subjects.kernels, point, prompts)
-    return Pass(whole_s, chunked_s, decoded, reference_prefill_s, reference_step_s)
+    sampling_s = {point: _sampling_s(subjects.whole, point) for point in SAMPLING_POINTS}
+    return Pass(whole_s, chunked_s, decoded, sampling_s, reference_prefill_s, reference_step_s)
 
 
 def prefill_s(engine: Engine, token_ids: list[int]) -> float:
@@ -142,6 +158,16 @@ def decoding(engine: Engine, point: DecodePoint, prompts: Prompts) -> Iterator[N
     yield
     for sequence in sequences:
         engine.remove(sequence)
+
+
+@torch.inference_mode()
+def _sampling_s(engine: Engine, point: SamplingPoint) -> float:
+    logits = torch.randn(point.rows, engine.limits.vocab_size) * LOGITS_STD
+    params = [SamplingParams(1, seed=seed, **SAMPLING[point.kind]) for seed in range(point.rows)]  # type: ignore[arg-type]
+    start = time.perf_counter()
+    for step in range(TIMED_STEPS):
+        engine.sampler(logits, params, [step] * point.rows).tolist()
+    return (time.perf_counter() - start) / TIMED_STEPS
 
 
 def _kv(engine: Engine, num_tokens: int) -> Tensor:

@@ -8,7 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from enginebench.figures import Figure
-from enginebench.measure import BATCHES, COMPARED_LENGTH, DECODE_POINTS, PREFILL_LENGTHS, SHORT
+from enginebench.measure import BATCHES, COMPARED_LENGTH, DECODE_POINTS, PREFILL_LENGTHS, SAMPLING, SHORT
 
 PYTHON_NOTE = "Python: of a step, outside kernels; a ceiling, see enginebench/clock.py"
 
@@ -19,17 +19,28 @@ def report_tables(figures: Sequence[Figure]) -> Iterator[Table]:
     limits = f"limits: {reading:.1f} GB/s read, {multiplying:,.0f} GFLOP/s multiplied"
     yield _prefill(values, f"{figures[0].num_threads} thread(s), {limits}")
     yield _decode(values)
+    yield _sampling(values)
     yield _beside_transformers(values)
     if any(figure.goal is not None for figure in figures):
         yield _goals(figures)
 
 
 def _prefill(values: dict[str, float], title: str) -> Table:
-    table = _table(title, "prefill", "tokens/s", "in\nchunks", "GFLOP", "of\nread", "of\nmultiply")
+    table = _table(
+        title, "prefill", "tokens/s\nin chunks", "of\nmultiply", "in one\nstep", "of\nmultiply", "of\nread", "GFLOP"
+    )
     for length in PREFILL_LENGTHS:
-        key = f"prefill_{length}"
-        in_chunks = f"{values[f'prefill_in_chunks_{length}.rate']:,.0f}"
-        table.add_row(f"{length} tokens", f"{values[f'{key}.rate']:,.0f}", in_chunks, *_work(values, key)[1:])
+        whole, chunks = f"prefill_{length}", f"prefill_in_chunks_{length}"
+        _, operations, read_share, multiply_share = _work(values, whole)
+        table.add_row(
+            f"{length} tokens",
+            f"{values[f'{chunks}.rate']:,.0f}",
+            f"{values[f'{chunks}.multiply_share']:.0%}",
+            f"{values[f'{whole}.rate']:,.0f}",
+            multiply_share,
+            read_share,
+            operations,
+        )
     return table
 
 
@@ -48,6 +59,19 @@ def _decode(values: dict[str, float]) -> Table:
             f"{values[f'{key}.python_share']:.0%}",
             end_section=point.batch == BATCHES[-1],
         )
+    return table
+
+
+def _sampling(values: dict[str, float]) -> Table:
+    most = max(BATCHES)
+    table = _table("", "sampling", "1 row\nms", "of a\nstep", f"{most} rows\nms each", "of a\nstep")
+    for kind, options in SAMPLING.items():
+        cells = []
+        for rows in (1, most):
+            key = f"sampling_{kind}_{rows}"
+            cells += [f"{values[f'{key}.row_time']:.3f}", f"{values[f'{key}.step_share']:.1%}"]
+        name = " ".join(f"{option} {value:g}" for option, value in options.items()) or "temperature 1"
+        table.add_row(name, *cells)
     return table
 
 

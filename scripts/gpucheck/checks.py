@@ -17,6 +17,7 @@ from gpucheck.attention import SHAPES, SMALL_BLOCKS, check_attention
 from gpucheck.figures import Figure
 from gpucheck.generation import check_generation
 from gpucheck.random_llama import Cost, llama3_8b, load_random
+from gpucheck.sampling import check_sampling
 from gpucheck.speed import Load, Speed
 from gpucheck.timing import measure_limits
 from gpucheck.transfer import check_transfer
@@ -32,6 +33,10 @@ def attention(*, is_small: bool) -> Iterator[Figure]:
 def generation(*, is_small: bool) -> Iterator[Figure]:
     device = torch.device("cuda:0")
     yield from check_generation(device, CudaCapture(device), max_tokens=8 if is_small else 64)
+
+
+def sampling(*, is_small: bool) -> Iterator[Figure]:
+    yield from check_sampling(torch.device("cuda:0"), num_rows=16 if is_small else 128)
 
 
 def transfer(*, is_small: bool) -> Iterator[Figure]:
@@ -58,5 +63,5 @@ def speed(*, is_small: bool) -> Iterator[Figure]:
 
 
 CHECKS: dict[str, Callable[..., Iterator[Figure]]] = {
-    check.__name__: check for check in (attention, generation, transfer, speed)
+    check.__name__: check for check in (attention, generation, sampling, transfer, speed)
 }

@@ -214,8 +214,10 @@ def test_what_could_never_fit_is_refused(tiny_model: Path, engine: Engine) -> No
         limits.require_valid(Sequence([1] * 4097, replace(GREEDY, max_tokens=1)))
     with pytest.raises(InvalidRequest, match="empty"):
         limits.require_valid(Sequence([], GREEDY))
-    with pytest.raises(InvalidRequest, match="999"):
-        limits.require_valid(Sequence([999], GREEDY))
+    for token_id in (-1, limits.vocab_size, 999):
+        with pytest.raises(InvalidRequest, match=f"go from 0 to {limits.vocab_size - 1}; the prompt has {token_id}"):
+            limits.require_valid(Sequence([5, token_id, 7], GREEDY))
+    limits.require_valid(Sequence([0, limits.vocab_size - 1], GREEDY))
     with pytest.raises(NoFreeBlocks):
         build_engine(config(tiny_model, kv_cache_bytes=4 * 2048)).reserve(Sequence([1] * 16, GREEDY))
 

@@ -25,7 +25,15 @@ from enginebench.clock import Clock, share_outside_kernels, timed_library
 from enginebench.figures import Figure, Run, figures_json, figures_of
 from enginebench.goals import Goal, goals_for
 from enginebench.limits import TorchProbe
-from enginebench.measure import DECODE_POINTS, PREFILL_LENGTHS, DecodePoint, DecodeSample, Pass, Prompts
+from enginebench.measure import (
+    DECODE_POINTS,
+    PREFILL_LENGTHS,
+    SAMPLING_POINTS,
+    DecodePoint,
+    DecodeSample,
+    Pass,
+    Prompts,
+)
 from enginebench.report import report_tables
 from enginebench.threads import torch_threads
 from enginebench.work import NumberBytes, step_work
@@ -38,7 +46,13 @@ BFLOAT16 = NumberBytes(weight=2, cached=2)
 AGAINST_LIMITS = ("bytes", "operations", "read_share", "multiply_share")
 KEYS = {"limit.read", "limit.multiply", "decode_8.context_cost"}
 KEYS |= {f"prefill_{n}.{metric}" for n in PREFILL_LENGTHS for metric in ("rate", *AGAINST_LIMITS)}
-KEYS |= {f"prefill_in_chunks_{n}.rate" for n in PREFILL_LENGTHS}
+KEYS |= {f"prefill_in_chunks_{n}.{metric}" for n in PREFILL_LENGTHS for metric in ("rate", "multiply_share")}
+KEYS |= {
+    f"sampling_{kind}_{rows}.{metric}"
+    for kind in ("greedy", "temperature", "top_p", "top_k")
+    for rows in (1, 32)
+    for metric in ("row_time", "step_share")
+}
 KEYS |= {
     f"decode_{batch}x{context}.{metric}"
     for batch in (1, 4, 8, 16, 32)
@@ -62,7 +76,10 @@ def one_pass(scale: float = 1.0, share: float = 0.25) -> Pass:
     prefill_s = {n: scale * n * 1e-3 for n in PREFILL_LENGTHS}
     decode = {p: DecodeSample(scale * (0.01 if p.context == 64 else 0.02), share) for p in DECODE_POINTS}
     chunked_s = {n: 2 * seconds for n, seconds in prefill_s.items()}
-    return Pass(prefill_s, chunked_s, decode, reference_prefill_s=1.024 * scale, reference_step_s=0.04 * scale)
+    sampling_s = {p: scale * p.rows * 1e-5 for p in SAMPLING_POINTS}
+    return Pass(
+        prefill_s, chunked_s, decode, sampling_s, reference_prefill_s=1.024 * scale, reference_step_s=0.04 * scale
+    )
 
 
 def run(*passes: Pass, num_threads: int = 2, has_goals: bool = True) -> Run:
@@ -133,6 +150,10 @@ def test_every_figure_is_a_median_over_the_passes() -> None:
     values = {key: figure.value for key, figure in figures.items()}
     assert values["prefill_512.rate"] == pytest.approx(1000)
     assert values["prefill_in_chunks_512.rate"] == pytest.approx(500)
+    assert values["prefill_in_chunks_512.multiply_share"] == pytest.approx(values["prefill_512.multiply_share"] / 2)
+    assert values["sampling_top_p_32.row_time"] == pytest.approx(0.01)
+    assert values["sampling_top_p_32.step_share"] == pytest.approx(0.032)
+    assert values["sampling_top_p_1.step_share"] == pytest.approx(0.001)
     assert values["decode_8x64.tpot"] == pytest.approx(10)
     assert values["decode_8x64.rate"] == pytest.approx(800)
     assert values["decode_8x64.python_share"] == 0.25
@@ -158,6 +179,7 @@ def test_a_longer_context_costs_its_extra_time_over_the_time_to_read_its_kv() ->
 def test_goals_depend_on_the_number_of_threads_and_are_for_one_model() -> None:
     assert {key for key, figure in by_key(figures_of(run())).items() if figure.goal} == set(goals_for(2))
     assert set(goals_for(2)) < KEYS
+    assert goals_for(1)["prefill_in_chunks_512.rate"] == goals_for(1)["prefill_512.rate"] == Goal(">=", 750)
     assert (goals_for(1)["prefill_2048.rate"], goals_for(2)["prefill_2048.rate"]) == (
         Goal(">=", 650),
         Goal(">=", 1300),

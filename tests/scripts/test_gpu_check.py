@@ -17,11 +17,12 @@ from common.errors import PeerLost
 from engine.attention.base import AttentionMetadata
 from engine.attention.torch_reference import TorchReferenceAttention
 from engine.build import assemble_engine
-from gpucheck import transfer
+from gpucheck import sampling, transfer
 from gpucheck.attention import Shape, check_attention, largest_error
 from gpucheck.figures import Figure, at_least, at_most, plain, skipped
 from gpucheck.generation import check_generation
 from gpucheck.random_llama import Cost, llama3_8b, load_random, tiny_llama
+from gpucheck.sampling import check_sampling
 from gpucheck.speed import Load, Speed
 from gpucheck.timing import Limits, measure_limits
 from gpucheck.transfer import check_transfer
@@ -118,6 +119,14 @@ def test_an_attention_that_is_wrong_shows() -> None:
 
     assert largest_error(TorchReferenceAttention(), SHAPE, torch.float32, CPU) == 0
     assert largest_error(forgetful, SHAPE, torch.float32, CPU) > 0.1
+
+
+def test_sampled_tokens_that_differ_from_the_cpus_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"sampled_{name}_as_on_the_cpu" for name in ("plain", "top_k", "top_p", "both")]
+    assert [(f.name, f.holds) for f in check_sampling(CPU, num_rows=3, vocab_size=500)] == [(n, True) for n in names]
+    seeds = iter(range(100))  # another one for each call, as a stream of random numbers would be
+    monkeypatch.setattr(sampling, "sample", lambda logits, params, positions: torch.full((len(params),), next(seeds)))
+    assert [f.holds for f in check_sampling(CPU, num_rows=3, vocab_size=500)] == [False] * 4
 
 
 def test_generation_through_graphs_agrees_with_the_reference() -> None:

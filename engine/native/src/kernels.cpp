@@ -1,6 +1,7 @@
 // The plain C face of the kernels, as engine/native/kernels.py calls it. Shapes are checked there.
 #include "limits.h"
 #include "model.h"
+#include "sampling.h"
 
 namespace {
 
@@ -53,6 +54,8 @@ void kernels_layers(Kernels* kernels, const pdserve::Model* model, const pdserve
 void kernels_logits(Kernels* kernels, const pdserve::Model* model, const pdserve::ModelStep* step) {
   pdserve::logits(kernels->pool, *model, *step);
 }
+
+void kernels_sample(Kernels* kernels, const pdserve::Sampling* op) { pdserve::sample(kernels->pool, *op); }
 
 float kernels_read_memory(Kernels* kernels, const char* data, int64_t bytes) {
   return pdserve::read_memory(kernels->pool, data, bytes);

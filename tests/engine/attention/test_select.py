@@ -46,6 +46,11 @@ def test_an_unknown_or_unfit_backend_is_a_config_error_that_names_it(name: str, 
         select_attention(name, device, torch.bfloat16)
 
 
+def test_an_unknown_backend_is_told_all_there_are() -> None:
+    with pytest.raises(ConfigError, match="it may be auto, native, torch_reference, cpu, flash, triton"):
+        select_attention("vulkan", CPU, torch.bfloat16)
+
+
 def test_a_backend_that_cannot_run_on_the_device_cannot_be_made() -> None:
     with pytest.raises(ConfigError, match="needs a CUDA device, not cpu"):
         FlashAttention(CPU)

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +19,7 @@ from common.errors import ModelError
 from engine.model.weights import LoadedModel, load_model
 
 CPU = torch.device("cpu")
+NOBODY = 65534
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> LoadedModel:
@@ -28,6 +34,18 @@ def edit_tensors(folder: Path, edit: Any) -> None:
     tensors = load_file(folder / "model.safetensors")
     edit(tensors)
     save_file(tensors, folder / "model.safetensors")
+
+
+@contextmanager
+def as_ordinary_user() -> Iterator[None]:
+    """Root may read everything, whatever a file's mode."""
+    before = os.geteuid()
+    if before == 0:
+        os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(before)
 
 
 def test_a_sharded_folder_gives_the_same_model_as_a_single_file(tiny_llama: Any, tmp_path: Path) -> None:
@@ -73,6 +91,16 @@ def test_a_truncated_weight_file_is_named(tiny_llama: Any, fraction: float) -> N
     path.write_bytes(content[: int(len(content) * fraction)])
     with pytest.raises(ModelError, match=r"model\.safetensors is corrupt or truncated .* fetch the model again"):
         load(tiny_llama.folder)
+
+
+def test_a_weight_file_that_this_user_may_not_read_is_not_called_corrupt(tiny_llama: Any) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        shutil.copytree(tiny_llama.folder, folder, dirs_exist_ok=True)
+        folder.chmod(0o755)
+        (folder / "model.safetensors").chmod(0)
+        with as_ordinary_user(), pytest.raises(ModelError, match=r"safetensors cannot be read: Permission denied"):
+            load(folder)
 
 
 def test_a_missing_tensor_is_named(tiny_llama: Any) -> None:

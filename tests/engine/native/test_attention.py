@@ -176,7 +176,17 @@ def test_the_query_may_be_a_view_into_the_fused_projection(one_thread: NativeKer
 
 
 def test_head_sizes_it_cannot_do_are_refused(one_thread: NativeKernels) -> None:
-    assert [dim for dim in (16, 32, 48, 64, 80, 96, 128, 256, 288) if not supports_attention(dim)] == [16, 48, 80, 288]
+    dims = (16, 32, 48, 64, 80, 96, 128, 256, 288)
+    assert [dim for dim in dims if not supports_attention(dim, 3)] == [16, 48, 80, 288]
     case = make_case([(1, 4)], Shape(4, 1, 1, 16), 1)
     with pytest.raises(AssertionError):
         case.run(one_thread)
+
+
+def test_as_many_heads_as_it_has_room_for_share_a_kv_head_and_no_more(one_thread: NativeKernels) -> None:
+    assert [group for group in (1, 191, 192, 193, 256) if not supports_attention(64, group)] == [193, 256]
+    for shape in (Shape(16, 1, 192, 32), Shape(16, 2, 97, 64)):
+        case = make_case([(1, 300), (1, 1), (3, 5)], shape, 3)
+        assert torch.allclose(case.run(one_thread).float(), case.expected().float(), atol=0.02, rtol=0.02)
+    with pytest.raises(AssertionError):
+        make_case([(1, 4)], Shape(4, 1, 193, 32), 1).run(one_thread)

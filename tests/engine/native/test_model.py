@@ -30,15 +30,16 @@ from common.errors import ConfigError
 from common.sampling import SamplingParams
 from engine.attention.torch_reference import TorchReferenceAttention
 from engine.batch import build_batch
-from engine.build import build_engine
+from engine.build import DEFAULT_THREADS, build_engine
 from engine.engine import Engine
 from engine.forward import EagerForward, Forward
 from engine.kv_cache import KVCache, KVCacheShape
 from engine.model.layers import Linear
 from engine.model.weights import LoadedModel, load_model
+from engine.native import load
 from engine.native.forward import NativeForward
 from engine.native.kernels import NativeKernels
-from engine.native.model import accelerate, can_accelerate
+from engine.native.model import accelerate, misfit
 from engine.native.packing import WeightFormat
 from engine.sequence import ScheduledSequence, Sequence
 
@@ -76,7 +77,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def test_logits_are_as_near_to_float32_as_torchs_own_bfloat16(folder: Path, two_threads: NativeKernels) -> None:
     exact, rounded = (_logits(load_model(folder, dtype, CPU), _in_torch) for dtype in (torch.float32, torch.bfloat16))
     loaded = load_model(folder, torch.bfloat16, CPU)
-    assert can_accelerate(loaded)
+    assert misfit(loaded) is None
     native = _logits(loaded, lambda loaded, cache: accelerate(loaded, two_threads, cache))
     assert native.dtype == torch.float32
     torch_error, native_error = ((each - exact).abs().median() for each in (rounded, native))
@@ -119,8 +120,40 @@ def test_the_default_models_greedy_tokens_are_torchs(two_threads: NativeKernels)
     assert answers[0] == answers[1]
 
 
-def test_asking_for_the_kernels_where_they_cannot_run_is_a_config_error(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="dtype bfloat16"):
+MISFITS = {
+    "head_dim is 48 with 2 query heads": {"head_dim": 48},
+    "head_dim is 288 with 2 query heads": {"head_dim": 288},
+    "with 193 query heads to a kv head": {"num_attention_heads": 193, "num_key_value_heads": 1, "hidden_size": 386},
+    "layers.0.mlp.down_proj takes 175 numbers": {"intermediate_size": 175},
+    "takes 129 numbers": {"hidden_size": 129, "num_attention_heads": 3, "num_key_value_heads": 1},
+}
+
+
+@pytest.fixture(params=MISFITS)
+def misfitting(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, str]:
+    config = LlamaConfig(**{**SIZES, "num_hidden_layers": 1, **MISFITS[request.param]})
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    return tmp_path, request.param
+
+
+def test_auto_keeps_torch_for_a_shape_that_does_not_suit_and_says_why(
+    misfitting: tuple[Path, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, reason = misfitting
+    build_engine(EngineConfig(folder, dtype="bfloat16", num_threads=1, kv_cache_bytes=1 << 20))
+    [message] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert message.startswith("native kernels are off: ")
+    assert reason in message
+
+
+def test_asking_for_the_kernels_where_the_shape_does_not_suit_is_a_config_error(misfitting: tuple[Path, str]) -> None:
+    folder, reason = misfitting
+    with pytest.raises(ConfigError, match=f"attention: native .*{reason}"):
+        build_engine(EngineConfig(folder, dtype="bfloat16", attention="native", num_threads=1, kv_cache_bytes=1 << 20))
+
+
+def test_asking_for_the_kernels_in_another_dtype_is_a_config_error(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="they compute in bfloat16, the model in float32"):
         build_engine(EngineConfig(folder, dtype="float32", attention="native", kv_cache_bytes=1 << 20))
 
 
@@ -149,9 +182,52 @@ def test_an_engine_computes_with_int8_and_may_pair_with_one_that_does_not(folder
     assert (plain - int8).abs().median() < 0.05 * plain.abs().median()
 
 
+def test_asking_for_the_kernels_on_another_machine_is_a_config_error_that_says_what_it_lacks(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": False})
+    load._library.cache_clear()
+    try:
+        with pytest.raises(ConfigError, match="this CPU has not both AVX512-BF16"):
+            build_engine(EngineConfig(folder, dtype="bfloat16", attention="native", kv_cache_bytes=1 << 20))
+    finally:
+        load._library.cache_clear()
+
+
 def test_auto_keeps_torch_for_float32(folder: Path) -> None:
     engine = build_engine(EngineConfig(folder, dtype="float32", kv_cache_bytes=1 << 20))
     assert engine.layout.dtype == "float32"
+
+
+@pytest.mark.usefixtures("one_thread")  # skips where there are none
+def test_an_engine_on_the_kernels_takes_no_threads_from_the_next_engine(tmp_path: Path) -> None:
+    """It leaves torch one thread, and says so to nobody."""
+    LlamaForCausalLM(LlamaConfig(**SIZES)).save_pretrained(tmp_path)
+    build_engine(EngineConfig(tmp_path, dtype="bfloat16", attention="native", num_threads=2, kv_cache_bytes=1 << 20))
+    assert torch.get_num_threads() == 1
+    build_engine(EngineConfig(tmp_path, dtype="float32", kv_cache_bytes=1 << 20))
+    assert torch.get_num_threads() == DEFAULT_THREADS
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 20}, {"top_p": 0.9}])
+def test_an_engine_on_the_kernels_samples_the_same_alone_and_in_a_batch(
+    options: dict[str, float], tmp_path: Path, one_thread: NativeKernels
+) -> None:
+    LlamaForCausalLM(LlamaConfig(**SIZES)).save_pretrained(tmp_path)
+    engine = build_engine(EngineConfig(tmp_path, dtype="bfloat16", attention="native", kv_cache_bytes=1 << 20))
+
+    def answers(seeds: list[int]) -> list[list[int]]:
+        params = [SamplingParams(6, seed=seed, ignore_eos=True, **options) for seed in seeds]  # type: ignore[arg-type]
+        sequences = [Sequence([5, 6, 7 + each.seed], each) for each in params]
+        for sequence in sequences:
+            engine.add(sequence)
+        while engine.has_work:
+            engine.step(_Nobody())
+        return [sequence.token_ids[3:] for sequence in sequences]
+
+    together = answers(list(range(8)))
+    assert together == [answers([seed])[0] for seed in range(8)]
+    assert len(set(map(tuple, together))) == 8
 
 
 class _Nobody:
