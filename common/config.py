@@ -49,6 +49,9 @@ class RouterSection(Section):
     control_port: Port = 8002  # workers register here; never expose it
     policy: Literal["least_loaded", "round_robin"] = "least_loaded"
     max_queued_requests: Annotated[int, Field(ge=1)] = 256
+    max_queued_tokens: Annotated[int, Field(ge=1)] = 1_000_000  # of the prompts in the queue
+    api_keys_file: Path | None = None  # who may call; none: everybody
+    share_prefix_cache: bool = False  # between the names in api_keys_file
     request_timeout_s: Annotated[float, Field(gt=0)] = 600.0
     max_attempts: Annotated[int, Field(ge=1)] = 3
 

@@ -67,6 +67,13 @@ class QueueFull(Overloaded):
     code = "queue_full"
 
 
+class RateLimited(Overloaded):
+    """This client has had its share; others are served. `retry_after_s` is set by whoever raises it."""
+
+    openai_type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+
+
 class NoFreeBlocks(Overloaded):
     code = "no_free_blocks"
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator
+import math
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, NoReturn, cast
 
@@ -21,6 +22,7 @@ from common.errors import (
 
 ERROR_KEY = "pdserve-error"  # trailing metadata: the class name in common/errors.py
 PARAM_KEY = "pdserve-error-param"
+RETRY_AFTER_KEY = "retry-after"  # whole seconds, as in HTTP
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
 # A dead or frozen peer is noticed within two seconds; see docs/architecture.md, "Liveness".
@@ -44,7 +46,6 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.http2.min_ping_interval_without_data_ms", 300),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_ping_strikes", 0),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),  # a port in use is an error, not a shared port
 ]
@@ -62,8 +63,11 @@ def new_channel(address: str) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
 
 
-def new_server() -> grpc.aio.Server:
-    return grpc.aio.server(options=SERVER_OPTIONS)
+def new_server(
+    interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (), max_request_bytes: int = MAX_MESSAGE_BYTES
+) -> grpc.aio.Server:
+    options = [*SERVER_OPTIONS, ("grpc.max_receive_message_length", max_request_bytes)]
+    return grpc.aio.server(interceptors=interceptors, options=options)
 
 
 def bind_port(server: grpc.aio.Server, host: str, port: int) -> str:
@@ -99,6 +103,8 @@ def to_serving_error(error: grpc.aio.AioRpcError, peer: str) -> ServingError:
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: ServingError) -> NoReturn:
     """End a call with a typed error."""
     metadata = [(ERROR_KEY, wire_name(error))] + ([(PARAM_KEY, error.param)] if error.param else [])
+    if error.retry_after_s is not None:
+        metadata.append((RETRY_AFTER_KEY, str(math.ceil(error.retry_after_s))))
     await context.abort(grpc.StatusCode[error.grpc_status], error.message, tuple(metadata))
     raise AssertionError("context.abort returned")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -12,8 +11,10 @@ from dataclasses import dataclass, field
 from common.config import Role
 from common.errors import QueueFull, WorkerLost
 from router.policy import Policy
+from router.priority_lanes import Priority
 from router.registry import Registry
 from router.request import Request
+from router.waiting_line import QueueBounds, WaitingLine
 from router.worker import Worker
 
 # Prompt tokens that may wait in one prefill worker: enough to keep it busy, few enough for choices to stay fresh.
@@ -34,19 +35,29 @@ class Placement:
 
 @dataclass(eq=False)
 class _Waiting:
+    """One request in the line."""
+
     request: Request
     placed: asyncio.Future[Placement]
+    cost: int  # prompt tokens to compute
+
+    @property
+    def tenant(self) -> str:
+        return self.request.tenant.name
+
+    @property
+    def priority(self) -> Priority:
+        return self.request.priority
 
 
 class Admission:
-    """First come, first served, bounded by `max_queued`. Load is counted at selection and released at the end."""
+    """Fair between tenants, and in order within one. Load is counted at selection and released at the end."""
 
-    def __init__(self, registry: Registry, prefill_policy: Policy, decode_policy: Policy, max_queued: int) -> None:
+    def __init__(self, registry: Registry, prefill_policy: Policy, decode_policy: Policy, bounds: QueueBounds) -> None:
         self._registry = registry
         self._prefill_policy = prefill_policy
         self._decode_policy = decode_policy
-        self._max_queued = max_queued
-        self._queue: deque[_Waiting] = deque()
+        self._queue: WaitingLine[_Waiting] = WaitingLine(bounds)
         self.num_placed = 0
         registry.on_change = self.dispatch
 
@@ -56,18 +67,19 @@ class Admission:
 
     @asynccontextmanager
     async def place(self, request: Request, *, is_retry: bool) -> AsyncIterator[Placement]:
-        """Wait for room, then hold it for the length of the block. A retry goes to the front, whatever the queue's
+        """Wait for room, then hold it for the length of the block. A retry goes before all others, whatever the queue's
         length.
 
-        Raises: QueueFull; WorkerLost when nothing that could serve is alive (for a retry: and none comes back).
+        Raises: QueueFull, also later when another tenant needs its place; WorkerLost when nothing that could serve is
+        alive (for a retry: and none comes back).
         """
-        waiting = _Waiting(request, asyncio.get_running_loop().create_future())
+        waiting = _Waiting(request, asyncio.get_running_loop().create_future(), len(request.prompt_token_ids))
         if is_retry:  # it has had its turn, and its client may be in the middle of an answer
-            self._queue.appendleft(waiting)
+            self._queue.push_retry(waiting)
         else:
-            self._require_room_in_queue()
             self._require_ready()
-            self._queue.append(waiting)
+            for pushed_out in self._queue.push(waiting):
+                pushed_out.placed.set_exception(QueueFull("the queue is full, and most of it is yours; retry later"))
         try:
             self.dispatch()
             placement = await self._wait(waiting)
@@ -77,9 +89,8 @@ class Admission:
             finally:
                 self.num_placed -= 1
         finally:
-            if waiting in self._queue:
-                self._queue.remove(waiting)
-            if waiting.placed.done() and not waiting.placed.cancelled():
+            self._queue.discard(waiting)
+            if waiting.placed.done() and waiting.placed.exception() is None:
                 waiting.placed.result().prefill_hold.close()
                 waiting.placed.result().decode_hold.close()
             self.dispatch()
@@ -105,14 +116,11 @@ class Admission:
 
     def dispatch(self) -> None:
         """Place whom we can, in order. Called whenever room may have appeared."""
-        while self._queue:
-            waiting = self._queue[0]
+        while (waiting := self._queue.peek()) is not None:
             placement = self._choose_pair(waiting.request)
             if placement is None:
                 return
-            self._queue.popleft()
-            if waiting.placed.done():  # cancelled while it waited
-                continue
+            self._queue.pop()
             placement.decode_hold.enter_context(placement.decode.assigned(len(waiting.request.prompt_token_ids)))
             waiting.placed.set_result(self._hold_prefill(placement, waiting.request))
 
@@ -120,10 +128,6 @@ class Admission:
         if placement.prefill is not None:
             placement.prefill_hold.enter_context(placement.prefill.assigned(len(request.prompt_token_ids)))
         return placement
-
-    def _require_room_in_queue(self) -> None:
-        if len(self._queue) >= self._max_queued:
-            raise QueueFull(f"{len(self._queue)} requests are already waiting; retry later")
 
     async def _wait(self, waiting: _Waiting) -> Placement:
         """A queued request lasts as long as somebody could serve it; its deadline bounds the rest."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from dataclasses import replace
 
 from fastapi import FastAPI, Request
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -14,20 +15,27 @@ from common.errors import InvalidRequest, UnknownModel, WorkerUnavailable
 from router.answer import AnswerDelta
 from router.frontend import Frontend
 from router.http_errors import add_error_handlers
-from router.http_middleware import BodyLimitMiddleware, RequestIdMiddleware
+from router.http_gate import GateMiddleware
+from router.http_middleware import BodyLimitMiddleware, BodyLimits, RequestIdMiddleware
 from router.openai_answers import AnswerHead, AnswerShape, ChatShape, CompletionShape, JsonObject, model_card
 from router.openai_schema import ChatBody, CompletionBody
+from router.priority_lanes import Priority
 from router.sse import EventStream, unless_disconnected
 
-MAX_BODY_BYTES = 16 * 1024 * 1024
+BODY_TIMEOUT_S = 30.0
+MAX_BODIES_BYTES = 256 * 1024 * 1024  # all bodies that are held at once
+PRIORITY_HEADER = "X-Request-Priority"
 DEADLINE_HEADER = "X-Request-Deadline-Ms"  # how long the client will wait, from arrival
 
 
 def create_app(frontend: Frontend, metrics: CollectorRegistry) -> FastAPI:
     """An ASGI app. It holds no state of its own and starts nothing."""
     app = FastAPI(title="pdserve")
-    app.add_middleware(BodyLimitMiddleware, max_bytes=MAX_BODY_BYTES)
-    app.add_middleware(RequestIdMiddleware)
+    app.add_middleware(
+        BodyLimitMiddleware, limits=BodyLimits(frontend.max_request_bytes, MAX_BODIES_BYTES, BODY_TIMEOUT_S)
+    )
+    app.add_middleware(GateMiddleware, gate=frontend.gate)
+    app.add_middleware(RequestIdMiddleware)  # the outermost
     add_error_handlers(app)
     created = int(time.time())
 
@@ -69,8 +77,8 @@ async def _answer(
     body: CompletionBody | ChatBody,
     shape_of: Callable[[AnswerHead], AnswerShape],
 ) -> Response:
-    wish = body.wish(_timeout_s(http))
-    request = await frontend.accept(wish, http.state.request_id)
+    wish = replace(body.wish(_timeout_s(http)), priority=_priority(http))
+    request = await frontend.accept(wish, http.state.request_id, http.state.tenant)
     shape = shape_of(AnswerHead(request.request_id, frontend.model.name, body.includes_usage))
     deltas = frontend.answer(request, wish)
     if body.stream:
@@ -110,3 +118,11 @@ def _timeout_s(http: Request) -> float | None:
     if not given.isascii() or not given.isdigit() or int(given) == 0:
         raise InvalidRequest(f"{DEADLINE_HEADER} must be a whole number of milliseconds above 0", param=DEADLINE_HEADER)
     return int(given) / 1000
+
+
+def _priority(http: Request) -> Priority:
+    given = http.headers.get(PRIORITY_HEADER, Priority.NORMAL)
+    try:
+        return Priority(given)
+    except ValueError:
+        raise InvalidRequest(f"{PRIORITY_HEADER} must be high, normal or low", param=PRIORITY_HEADER) from None

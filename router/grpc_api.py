@@ -17,12 +17,20 @@ from common.rpc import answering
 from router.answer import AnswerDelta
 from router.chat_template import ChatMessage
 from router.frontend import Frontend
+from router.grpc_gate import tenant_of
+from router.priority_lanes import Priority
 from router.request import Request
 from router.validation import Wish
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 ROLES = ("system", "user", "assistant")
+PRIORITIES = {
+    pb.PRIORITY_UNSPECIFIED: Priority.NORMAL,
+    pb.PRIORITY_HIGH: Priority.HIGH,
+    pb.PRIORITY_NORMAL: Priority.NORMAL,
+    pb.PRIORITY_LOW: Priority.LOW,
+}
 
 
 class InferenceServicer(pb_grpc.InferenceServicer):
@@ -33,8 +41,10 @@ class InferenceServicer(pb_grpc.InferenceServicer):
 
     async def Generate(self, message: pb.GenerateRequest, context: Context) -> None:
         async with answering(context):
+            tenant = tenant_of(self._frontend.gate, context.invocation_metadata())
+            self._require_small(message)
             wish = _wish(message, context.time_remaining())
-            request = await self._frontend.accept(wish, secrets.token_hex(12))
+            request = await self._frontend.accept(wish, secrets.token_hex(12), tenant)
             await self._stream(request, wish, context)
 
     async def ListModels(self, _: pb.ListModelsRequest, __: Context) -> pb.ListModelsResponse:
@@ -47,10 +57,22 @@ class InferenceServicer(pb_grpc.InferenceServicer):
                 asyncio.timeout(request.deadline_s + STALL_S - time.monotonic()),
                 aclosing(self._frontend.answer(request, wish)) as deltas,
             ):
+                has_begun = False
                 async for delta in deltas:
+                    if not has_begun:
+                        has_begun = True
+                        await context.send_initial_metadata(self._limits(request))
                     await context.write(_response(delta, request))
         except TimeoutError as error:
             raise DeadlineExceeded("the client stopped reading its stream") from error
+
+    def _require_small(self, message: pb.GenerateRequest) -> None:
+        if (num_bytes := message.ByteSize()) > (most := self._frontend.max_request_bytes()):
+            raise InvalidRequest(f"the message has {num_bytes} bytes; at most {most} are read")
+
+    def _limits(self, request: Request) -> tuple[tuple[str, str], ...]:
+        """What is left of this key's limits, by the names that the HTTP API has for it."""
+        return tuple(self._frontend.gate.limit_headers(request.tenant).items())
 
 
 STALL_S = 5.0  # after its deadline a stream may still take this long to reach a slow client
@@ -70,7 +92,14 @@ def _wish(message: pb.GenerateRequest, timeout_s: float | None) -> Wish:
         stop_token_ids=tuple(sampling.stop_token_ids),
         stop=tuple(message.stop),
         timeout_s=timeout_s,
+        priority=_priority(message),
     )
+
+
+def _priority(message: pb.GenerateRequest) -> Priority:
+    if message.priority not in PRIORITIES:
+        raise InvalidRequest(f"{message.priority} is no priority", param="priority")
+    return PRIORITIES[message.priority]
 
 
 def _prompt(message: pb.GenerateRequest) -> str | list[int] | list[ChatMessage]:

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from common.errors import InvalidRequest, ServingError
+from common.errors import InvalidRequest, Overloaded, ServingError, Unauthorized
 from router.openai_answers import error_body
 
 CLIENT_CLOSED_REQUEST = 499  # nobody reads it; nginx's number, for logs
@@ -27,10 +27,16 @@ def add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _bug)  # the server logs the traceback after this has answered
 
 
+def error_response(error: ServingError) -> Response:
+    headers = {} if error.retry_after_s is None else {"Retry-After": str(math.ceil(error.retry_after_s))}
+    if isinstance(error, Unauthorized):
+        headers["WWW-Authenticate"] = "Bearer"
+    return _json(error, error.http_status, headers)
+
+
 async def _serving_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, ServingError)
-    headers = {} if error.retry_after_s is None else {"Retry-After": str(math.ceil(error.retry_after_s))}
-    return _json(error, error.http_status, headers)
+    return error_response(error)
 
 
 async def _validation_error(request: Request, error: Exception) -> Response:
@@ -39,9 +45,11 @@ async def _validation_error(request: Request, error: Exception) -> Response:
 
 
 async def _http_exception(request: Request, error: Exception) -> Response:
-    """Raised by the framework: no such path, method not allowed, body too large."""
+    """Raised by the framework, or where it lets only its own errors through: no such path, a body that is too large."""
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}"
+    if error.status_code == Overloaded.http_status:
+        return error_response(Overloaded(message))
     if error.status_code == 400:  # the framework could not even decode the body
         message = "the body must be JSON in UTF-8, and not nested hundreds of levels deep"
     return _json(InvalidRequest(message), error.status_code, error.headers)

@@ -5,8 +5,11 @@ Plain ASGI: nothing here may stand between a client's departure and the work don
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -39,22 +42,79 @@ class RequestIdMiddleware:
         await self._app(scope, receive, send_with_id)
 
 
-class BodyLimitMiddleware:
-    """Stops reading a body that is too large. Raises: HTTPException 413, inside the app, so it has the app's shape."""
+@dataclass(frozen=True)
+class BodyLimits:
+    max_bytes: Callable[[], int]  # of one body
+    max_total_bytes: int  # of all that are held at once, each for as long as its request lasts
+    timeout_s: float  # for a whole body to arrive
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+
+class BodyLimitMiddleware:
+    """Refuses a body by the size that it announces, or stops reading it.
+
+    Raises: HTTPException 413, 408, 429, inside the app, so it has the app's shape.
+    """
+
+    def __init__(self, app: ASGIApp, limits: BodyLimits) -> None:
         self._app = app
-        self._max_bytes = max_bytes
+        self._limits = limits
+        self._total_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        num_bytes = 0
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        body = _Body(receive, self._limits, _announced_bytes(scope))
+        num_counted = 0
 
         async def limited_receive() -> Message:
-            nonlocal num_bytes
-            message = await receive()
-            num_bytes += len(message.get("body", b""))
-            if num_bytes > self._max_bytes:
-                raise HTTPException(413, f"the body is larger than {self._max_bytes} bytes")
+            nonlocal num_counted
+            message = await body.receive()
+            num_bytes = len(message.get("body", b""))
+            if self._total_bytes + num_bytes > self._limits.max_total_bytes:
+                raise HTTPException(429, "too many large bodies are being read; retry later")
+            self._total_bytes += num_bytes
+            num_counted += num_bytes
             return message
 
-        await self._app(scope, limited_receive, send)
+        try:
+            await self._app(scope, limited_receive, send)
+        finally:
+            self._total_bytes -= num_counted
+
+
+class _Body:
+    """One request's body on its way in. What comes after it, the client's departure, may take any time."""
+
+    def __init__(self, receive: Receive, limits: BodyLimits, announced_bytes: int) -> None:
+        self._receive = receive
+        self._limits = limits
+        self._max_bytes = limits.max_bytes()
+        self._announced_bytes = announced_bytes
+        self._deadline_s = asyncio.get_running_loop().time() + limits.timeout_s
+        self._num_bytes = 0
+        self._is_complete = False
+
+    async def receive(self) -> Message:
+        if self._is_complete:
+            return await self._receive()
+        self._require_small(self._announced_bytes)
+        try:
+            async with asyncio.timeout_at(self._deadline_s):
+                message = await self._receive()
+        except TimeoutError:
+            raise HTTPException(408, f"the body did not arrive within {self._limits.timeout_s:g} s") from None
+        self._num_bytes += len(message.get("body", b""))
+        self._require_small(self._num_bytes)
+        self._is_complete = not message.get("more_body", False)
+        return message
+
+    def _require_small(self, num_bytes: int) -> None:
+        if num_bytes > self._max_bytes:
+            raise HTTPException(413, f"the body is larger than {self._max_bytes} bytes")
+
+
+def _announced_bytes(scope: Scope) -> int:
+    given = Headers(scope=scope).get("Content-Length", "")
+    # of more digits the first ones are too many already; without any the body comes in chunks, and is counted
+    return int(given[:20]) if given.isascii() and given.isdigit() else 0

@@ -7,10 +7,16 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import h11
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from common.errors import InvalidRequest
+from router.http_errors import error_response
 
 STOP_GRACE_S = 1
+MAX_HEADERS_BYTES = 32 * 1024  # request line and headers together
 
 
 class HttpServer(uvicorn.Server):
@@ -19,7 +25,13 @@ class HttpServer(uvicorn.Server):
     def __init__(self, app: FastAPI) -> None:
         super().__init__(
             uvicorn.Config(
-                app, log_config=None, access_log=False, timeout_graceful_shutdown=STOP_GRACE_S, lifespan="off"
+                app,
+                http=TypedH11Protocol,
+                h11_max_incomplete_event_size=MAX_HEADERS_BYTES,
+                log_config=None,
+                access_log=False,
+                timeout_graceful_shutdown=STOP_GRACE_S,
+                lifespan="off",
             )
         )
         self.is_ready = asyncio.Event()
@@ -32,3 +44,18 @@ class HttpServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """common/process.py has them."""
         yield
+
+
+class TypedH11Protocol(H11Protocol):
+    """What is no HTTP, or has too many headers, is refused before the app sees it; in the app's shape all the same."""
+
+    def send_400_response(self, msg: str) -> None:
+        body = error_response(InvalidRequest(f"{msg} Request line and headers have at most {MAX_HEADERS_BYTES} bytes."))
+        headers = [*body.raw_headers, (b"connection", b"close")]
+        for event in (
+            h11.Response(status_code=400, headers=headers),
+            h11.Data(data=bytes(body.body)),
+            h11.EndOfMessage(),
+        ):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()

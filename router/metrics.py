@@ -24,6 +24,12 @@ class RouterMetrics:
         self.requests = Counter(
             "requests_total", "Requests by how they ended", ["state", "error"], registry=self.registry
         )
+        self.refusals = Counter(
+            "refusals_total",
+            "Callers turned away before they were a request: no valid key, or over their limit",
+            ["error"],
+            registry=self.registry,
+        )
         self.retries = Counter(
             "request_retries_total", "Attempts begun again, by cause", ["error"], registry=self.registry
         )

@@ -248,6 +248,7 @@ def _attempt_at(request: Request, emitted: list[int]) -> Attempt:
         token_ids=request.prompt_token_ids + emitted,
         sampling=replace(request.sampling, max_tokens=request.sampling.max_tokens - len(emitted)),
         deadline_s=request.deadline_s,
+        cache_salt=request.tenant.cache_salt,
     )
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from common.lifecycle import Timeline
 from common.sampling import FinishReason, SamplingParams
+from router.priority_lanes import Priority
+from router.tenant import ANONYMOUS, Tenant
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,8 @@ class Request:
     prompt_token_ids: list[int]
     sampling: SamplingParams  # with max_tokens and seed filled in
     deadline_s: float  # time.monotonic() by which the answer must be finished
+    tenant: Tenant = ANONYMOUS
+    priority: Priority = Priority.NORMAL
     timeline: Timeline = field(default_factory=lambda: Timeline(time.monotonic))
     prefill_worker: str = ""  # empty: the decode worker computed the prompt
     decode_worker: str = ""

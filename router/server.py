@@ -20,8 +20,10 @@ from common.standard_services import add_standard_services
 from router.admission import Admission
 from router.answer import ServedModel
 from router.api import create_app
-from router.frontend import Frontend
+from router.frontend import MAX_REQUEST_BYTES, Frontend
+from router.gate import make_gate
 from router.grpc_api import InferenceServicer
+from router.grpc_gate import GateInterceptor
 from router.http_server import HttpServer
 from router.metrics import RouterMetrics
 from router.pair_checker import PairChecker
@@ -29,6 +31,7 @@ from router.pipeline import RequestPipeline
 from router.policy import make_policy
 from router.registry import Registry, RegistryService
 from router.tokenizer import load_tokenizer
+from router.waiting_line import QueueBounds
 
 logger = logging.getLogger(__name__)
 
@@ -66,13 +69,15 @@ class RouterServer:
         metrics = RouterMetrics()
         checker = PairChecker(registry, lambda result: metrics.pair_checks.labels(result).inc())
         policy = config.router.policy
-        admission = Admission(registry, make_policy(policy), make_policy(policy), config.router.max_queued_requests)
+        bounds = QueueBounds(config.router.max_queued_requests, config.router.max_queued_tokens)
+        admission = Admission(registry, make_policy(policy), make_policy(policy), bounds)
         pipeline = RequestPipeline(admission, metrics, config.router.max_attempts)
         model = ServedModel(config.model.served_name, registry)
-        frontend = Frontend(pipeline, tokenizer, model, config.router.request_timeout_s)
+        gate = make_gate(config, lambda error: metrics.refusals.labels(type(error).__name__).inc())
+        frontend = Frontend(pipeline, tokenizer, model, config.router.request_timeout_s, gate)
         status = ClusterStatusSource(model, registry, admission)
 
-        servers = {"public": new_server(), "control": new_server()}
+        servers = {"public": new_server([GateInterceptor(gate)], MAX_REQUEST_BYTES), "control": new_server()}
         try:
             addresses = _bind(config.router, servers["public"], servers["control"])
             pb_grpc.add_InferenceServicer_to_server(InferenceServicer(frontend), servers["public"])

@@ -16,7 +16,9 @@ from common.lifecycle import Timeline
 from common.sampling import MAX_SEED, SamplingParams
 from router.answer import ServedModel
 from router.chat_template import ChatMessage
+from router.priority_lanes import Priority
 from router.request import Request
+from router.tenant import Tenant
 from router.tokenizer import Tokenizer
 
 MAX_STOP_STRINGS = 4  # OpenAI's own limit
@@ -38,6 +40,7 @@ class Wish:
     stop_token_ids: Sequence[int] = ()
     stop: Sequence[str] = ()
     timeout_s: float | None = None  # never more than the router's own
+    priority: Priority = Priority.NORMAL
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class Validator:
     model: ServedModel
     request_timeout_s: float
 
-    async def request(self, wish: Wish, request_id: str) -> Request:
+    async def request(self, wish: Wish, request_id: str, tenant: Tenant) -> Request:
         """Raises: UnknownModel, InvalidRequest, InvalidSampling, PromptTooLong; WorkerUnavailable before the first
         worker has said how long a prompt may be."""
         timeline = Timeline(time.monotonic)  # the request arrived now; tokenizing it is part of its life
@@ -66,7 +69,8 @@ class Validator:
             stop_token_ids=tuple(wish.stop_token_ids),
         )
         timeout_s = self.request_timeout_s if wish.timeout_s is None else min(wish.timeout_s, self.request_timeout_s)
-        return Request(request_id, token_ids, sampling, timeline.arrival_s + timeout_s, timeline)
+        deadline_s = timeline.arrival_s + timeout_s
+        return Request(request_id, token_ids, sampling, deadline_s, tenant, wish.priority, timeline)
 
     def _require_served(self, model: str | None) -> None:
         if model is not None and model != self.model.name:

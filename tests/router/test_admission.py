@@ -17,6 +17,8 @@ from router.admission import PREFILL_QUEUE_TOKENS, Admission, Placement
 from router.policy import least_loaded
 from router.registry import Registry
 from router.request import Request
+from router.tenant import Tenant
+from router.waiting_line import QueueBounds
 from router.worker import HEARTBEAT_LOST_S, Worker
 
 ROLES = {"prefill": pb.ROLE_PREFILL, "decode": pb.ROLE_DECODE, "colocated": pb.ROLE_COLOCATED}
@@ -25,9 +27,13 @@ ROLES = {"prefill": pb.ROLE_PREFILL, "decode": pb.ROLE_DECODE, "colocated": pb.R
 class Pool:
     """A registry with workers that nobody calls, and an admission in front of them."""
 
-    def __init__(self, max_queued: int = 10, *, must_check_pairs: bool = False) -> None:
+    def __init__(
+        self, max_queued: int = 10, *, max_queued_tokens: int = 100_000, must_check_pairs: bool = False
+    ) -> None:
         self.registry = Registry("tiny", must_check_pairs=must_check_pairs)
-        self.admission = Admission(self.registry, least_loaded, least_loaded, max_queued)
+        self.admission = Admission(
+            self.registry, least_loaded, least_loaded, QueueBounds(max_queued, max_queued_tokens)
+        )
         self.workers: list[Worker] = []
 
     def join(
@@ -67,8 +73,9 @@ async def pool() -> AsyncIterator[Pool]:
     assert made.admission.num_queued == made.admission.num_placed == 0
 
 
-def request(num_tokens: int = 10) -> Request:
-    return Request("r", [1] * num_tokens, SamplingParams(max_tokens=4), deadline_s=time.monotonic() + 60)
+def request(num_tokens: int = 10, tenant: str = "anonymous") -> Request:
+    deadline_s = time.monotonic() + 60
+    return Request("r", [1] * num_tokens, SamplingParams(max_tokens=4), deadline_s, Tenant(tenant))
 
 
 async def test_a_request_is_placed_at_once_when_a_pair_has_room(pool: Pool) -> None:
@@ -283,6 +290,43 @@ async def test_a_retry_goes_to_the_front_of_a_queue_that_is_full() -> None:
             await asyncio.sleep(0)
     await asyncio.gather(fresh, again)
     assert order == ["again", "fresh"]
+
+
+async def test_a_burst_of_one_tenant_makes_room_for_another_and_does_not_delay_it() -> None:
+    pool = Pool(max_queued=4)
+    pool.join("prefill-0")
+    pool.join("decode-0", max_num_seqs=1)
+    order: list[str] = []
+
+    async def one(tenant: str) -> None:
+        async with pool.admission.place(request(tenant=tenant), is_retry=False):
+            order.append(tenant)
+
+    async with pool.admission.place(request(), is_retry=False):
+        burst = [asyncio.create_task(one("burst")) for _ in range(4)]
+        while pool.admission.num_queued < 4:
+            await asyncio.sleep(0)
+        lonely = asyncio.create_task(one("lonely"))
+        results = await asyncio.wait_for(asyncio.gather(burst[3], return_exceptions=True), 5)
+        assert isinstance(results[0], QueueFull)
+        assert pool.admission.num_queued == 4
+    await asyncio.wait_for(asyncio.gather(*burst[:3], lonely), 5)
+    assert sorted(order) == ["burst", "burst", "burst", "lonely"]
+    assert pool.admission.num_queued == pool.admission.num_placed == 0
+    assert all(worker.num_assigned == 0 for worker in pool.workers)
+
+
+async def test_a_queue_is_bounded_in_prompt_tokens() -> None:
+    pool = Pool(max_queued_tokens=100)
+    pool.join("prefill-0")
+    pool.join("decode-0", max_num_seqs=1)
+    async with pool.admission.place(request(), is_retry=False):
+        waiting = asyncio.create_task(_placed(pool, num_tokens=90))
+        while not pool.admission.num_queued:
+            await asyncio.sleep(0)
+        with pytest.raises(QueueFull, match="90 prompt tokens"):
+            await _placed(pool, num_tokens=11)
+    await asyncio.wait_for(waiting, 5)
 
 
 async def _placed(pool: Pool, *, is_retry: bool = False, num_tokens: int = 10) -> Placement:

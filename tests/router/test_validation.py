@@ -9,6 +9,7 @@ import pytest
 from common.errors import InvalidRequest, InvalidSampling, PromptTooLong, ServingError, UnknownModel, WorkerUnavailable
 from router.chat_template import ChatMessage
 from router.frontend import Frontend
+from router.tenant import ANONYMOUS
 from router.validation import INLINE_CHARACTERS, Wish
 
 WISH = Wish("Hello world")
@@ -40,28 +41,28 @@ async def test_a_mistake_is_named_with_its_field(
     frontend: Frontend, change: dict[str, Any], error: type[ServingError], param: str, message: str
 ) -> None:
     with pytest.raises(error, match=message) as caught:
-        await frontend.accept(replace(WISH, **change), "r")
+        await frontend.accept(replace(WISH, **change), "r", ANONYMOUS)
     assert type(caught.value) is error
     assert caught.value.param == param
 
 
 async def test_prompt_and_answer_may_fill_the_context_exactly(frontend: Frontend) -> None:
-    request = await frontend.accept(replace(WISH, max_tokens=510), "r")
+    request = await frontend.accept(replace(WISH, max_tokens=510), "r", ANONYMOUS)
     assert len(request.prompt_token_ids) + request.sampling.max_tokens == 512
 
 
 async def test_without_max_tokens_the_answer_may_fill_what_is_left(frontend: Frontend) -> None:
-    assert (await frontend.accept(WISH, "r")).sampling.max_tokens == 510
+    assert (await frontend.accept(WISH, "r", ANONYMOUS)).sampling.max_tokens == 510
 
 
 async def test_each_request_without_a_seed_draws_its_own(frontend: Frontend) -> None:
-    seeds = {(await frontend.accept(WISH, "r")).sampling.seed for _ in range(8)}
+    seeds = {(await frontend.accept(WISH, "r", ANONYMOUS)).sampling.seed for _ in range(8)}
     assert len(seeds) == 8
 
 
 async def test_what_the_client_chose_reaches_the_request(frontend: Frontend) -> None:
     wish = Wish([5, 6], "tiny", 7, 0.5, 0.9, 40, 11, True, [3], timeout_s=2)
-    request = await frontend.accept(wish, "my-id")
+    request = await frontend.accept(wish, "my-id", ANONYMOUS)
     sampling = request.sampling
     assert request.prompt_token_ids == [5, 6]
     assert request.request_id == "my-id"
@@ -71,29 +72,29 @@ async def test_what_the_client_chose_reaches_the_request(frontend: Frontend) -> 
 
 async def test_the_deadline_is_the_clients_but_never_later_than_the_routers(frontend: Frontend) -> None:
     for asked, allowed in [(None, 60), (2.0, 2), (1e9, 60)]:
-        request = await frontend.accept(replace(WISH, timeout_s=asked), "r")
+        request = await frontend.accept(replace(WISH, timeout_s=asked), "r", ANONYMOUS)
         assert request.deadline_s == pytest.approx(time.monotonic() + allowed, abs=1)
 
 
 async def test_a_top_k_beyond_the_vocabulary_keeps_every_token(frontend: Frontend) -> None:
-    assert (await frontend.accept(replace(WISH, top_k=10**12), "r")).sampling.top_k == 49152
+    assert (await frontend.accept(replace(WISH, top_k=10**12), "r", ANONYMOUS)).sampling.top_k == 49152
 
 
 async def test_before_any_worker_has_registered_the_answer_is_come_back_later(frontend: Frontend, limits: Any) -> None:
     limits.context, limits.reason = None, "no prefill worker is registered"
     with pytest.raises(WorkerUnavailable, match="no prefill worker is registered"):
-        await frontend.accept(WISH, "r")
+        await frontend.accept(WISH, "r", ANONYMOUS)
 
 
 async def test_text_that_needs_ids_the_model_does_not_have_is_refused(frontend: Frontend, limits: Any) -> None:
     limits.vocabulary = 100
     with pytest.raises(InvalidRequest, match="outside the vocabulary of 100"):
-        await frontend.accept(WISH, "r")
+        await frontend.accept(WISH, "r", ANONYMOUS)
 
 
 async def test_a_long_text_is_tokenized_like_a_short_one(frontend: Frontend, limits: Any) -> None:
     limits.context = 100_000
     text = "word " * INLINE_CHARACTERS
-    assert (await frontend.accept(Wish(text), "r")).prompt_token_ids == frontend.tokenizer.encode(text)
+    assert (await frontend.accept(Wish(text), "r", ANONYMOUS)).prompt_token_ids == frontend.tokenizer.encode(text)
     chat = [ChatMessage("user", text)]
-    assert (await frontend.accept(Wish(chat), "r")).prompt_token_ids == frontend.tokenizer.encode_chat(chat)
+    assert (await frontend.accept(Wish(chat), "r", ANONYMOUS)).prompt_token_ids == frontend.tokenizer.encode_chat(chat)
