@@ -1,4 +1,4 @@
-"""The pdserve command: up, status, demo. Mistakes end with one line that says what to change, and exit code 2."""
+"""The pdserve command: up, status, demo, key. Mistakes end with one line that says what to change, and exit code 2."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from types import FrameType
 
 from rich.console import Console
 
-from cluster import demo, status, up
+from cluster import demo, key, status, up
 from cluster.plan import Overrides, Plan
 from cluster.supervisor import MemberGivenUp
 from common.config import Role, ServeConfig, load_config
 from common.errors import ConfigError, ServingError
+from router.tenant import RateLimits
 
 DEFAULT_CONFIG = Path("serve.yaml")
 PIPED_WIDTH = 160  # columns of a table that no terminal limits
@@ -31,6 +32,8 @@ def main(argv: list[str] | None = None) -> int:
             if not console.is_terminal:
                 console.width = PIPED_WIDTH
             return asyncio.run(status.show_status(_router_address(arguments), console))
+        if arguments.command == "key":
+            return key.make_key(arguments.name, RateLimits(arguments.requests_per_minute, arguments.tokens_per_minute))
         options = _up_options(arguments)
         if arguments.command == "demo":
             return demo.run_demo(options, arguments.prompt, arguments.max_tokens, console)
@@ -67,6 +70,10 @@ def _parser() -> argparse.ArgumentParser:
     ask = commands.add_parser("status", help="the workers of a running deployment")
     ask.add_argument("--router", metavar="HOST:PORT", help="its control address; default: from the config")
     ask.add_argument("--config", type=Path, help=argparse.SUPPRESS)
+    make = commands.add_parser("key", help="a new API key, and the line of it for router.api_keys_file")
+    make.add_argument("name", help="whose it is")
+    for unit in ("requests", "tokens"):
+        make.add_argument(f"--{unit}-per-minute", type=_count, metavar="N", help="default: no limit")
     return parser
 
 

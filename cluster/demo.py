@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.bar import Bar
@@ -17,6 +21,8 @@ from common.lifecycle import Stage
 from common.pb import serving_pb2 as pb
 from common.pb import serving_pb2_grpc
 from common.rpc import new_channel, typed_errors
+from router.api_keys import new_key
+from router.tenant import RateLimits
 
 TIMEOUT_S = 120.0
 STAGE_ORDER = [str(stage) for stage in Stage]
@@ -27,16 +33,30 @@ def run_demo(options: UpOptions, prompt: str, max_tokens: int, console: Console)
     free = {key: port or 0 for key, port in options.overrides.ports.items()}
     options = dataclasses.replace(options, overrides=dataclasses.replace(options.overrides, ports=free))
 
-    async def work(plan: Plan, display: Display) -> None:
-        await until_ready(plan, display)
-        display.ready(plan)
-        await chat(plan.grpc_address, prompt, max_tokens, console)
+    with _key_file() as (path, key):
+        router = options.config.router.model_copy(update={"api_keys_file": path})
+        options = dataclasses.replace(options, config=options.config.model_copy(update={"router": router}))
 
-    deploy(options, console, work)
+        async def work(plan: Plan, display: Display) -> None:
+            await until_ready(plan, display)
+            display.ready(plan)
+            await chat(plan.grpc_address, key, prompt, max_tokens, console)
+
+        deploy(options, console, work)
     return 0
 
 
-async def chat(grpc_address: str, prompt: str, max_tokens: int, console: Console) -> None:
+@contextmanager
+def _key_file() -> Iterator[tuple[Path, str]]:
+    """A file that lets in nobody but whoever has the one key: the demo itself."""
+    made = new_key("demo", RateLimits())
+    with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
+        file.write(made.line)
+        file.flush()
+        yield Path(file.name), made.key
+
+
+async def chat(grpc_address: str, api_key: str, prompt: str, max_tokens: int, console: Console) -> None:
     """Stream one greedy answer to the terminal and draw its timeline. Raises: ServingError."""
     request = pb.GenerateRequest(
         chat=pb.ChatMessages(messages=[pb.ChatMessage(role="user", content=prompt)]),
@@ -47,7 +67,8 @@ async def chat(grpc_address: str, prompt: str, max_tokens: int, console: Console
     async with new_channel(grpc_address) as channel:
         inference: Any = serving_pb2_grpc.InferenceStub(channel)
         with typed_errors(f"the router at {grpc_address}"):
-            async for last in inference.Generate(request, timeout=TIMEOUT_S):
+            metadata = (("authorization", f"Bearer {api_key}"),)
+            async for last in inference.Generate(request, timeout=TIMEOUT_S, metadata=metadata):
                 console.print(last.text, end="", highlight=False, markup=False, soft_wrap=True)
     console.print("\n")
     console.print(timeline(last.timings))

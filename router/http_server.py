@@ -10,13 +10,14 @@ from contextlib import contextmanager
 import h11
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from common.errors import InvalidRequest
 from router.http_errors import error_response
 
 STOP_GRACE_S = 1
 MAX_HEADERS_BYTES = 32 * 1024  # request line and headers together
+LINGER_S = 2.0  # how long a client whose body was refused may go on sending it before it reads the answer
 
 
 class HttpServer(uvicorn.Server):
@@ -26,7 +27,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=TypedH11Protocol,
+                http=GuardedH11Protocol,
                 h11_max_incomplete_event_size=MAX_HEADERS_BYTES,
                 log_config=None,
                 access_log=False,
@@ -46,16 +47,24 @@ class HttpServer(uvicorn.Server):
         yield
 
 
-class TypedH11Protocol(H11Protocol):
-    """What is no HTTP, or has too many headers, is refused before the app sees it; in the app's shape all the same."""
+class GuardedH11Protocol(H11Protocol):
+    """For what the app never sees: no HTTP at all, too many headers, a body that goes on after its refusal."""
 
     def send_400_response(self, msg: str) -> None:
-        body = error_response(InvalidRequest(f"{msg} Request line and headers have at most {MAX_HEADERS_BYTES} bytes."))
-        headers = [*body.raw_headers, (b"connection", b"close")]
-        for event in (
-            h11.Response(status_code=400, headers=headers),
-            h11.Data(data=bytes(body.body)),
-            h11.EndOfMessage(),
-        ):
+        """In the app's shape too."""
+        error = InvalidRequest(f"{msg} Its first line and headers may have {MAX_HEADERS_BYTES} bytes.")
+        response = error_response(error)
+        headers = [*response.raw_headers, (b"connection", b"close")]
+        body = h11.Data(data=bytes(response.body))
+        for event in (h11.Response(status_code=response.status_code, headers=headers), body, h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.conn.their_state is h11.SEND_BODY:
+            self.loop.call_later(LINGER_S, self._close_if_still_sending, self.cycle)
+
+    def _close_if_still_sending(self, cycle: RequestResponseCycle) -> None:
+        if self.cycle is cycle and self.conn.their_state is h11.SEND_BODY:
+            self.transport.close()

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
-import uvicorn
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
@@ -21,6 +20,7 @@ from common.sampling import FinishReason
 from router.answer import ServedModel
 from router.api import create_app
 from router.frontend import Frontend
+from router.http_server import HttpServer
 from router.request import Request, TokenDelta
 from router.tokenizer import Tokenizer, load_tokenizer
 
@@ -140,7 +140,7 @@ async def running(app: FastAPI) -> AsyncIterator[str]:
         listener.bind(("127.0.0.1", 0))
         listener.listen()  # clients that come before the server has started wait in its backlog
         host, port = listener.getsockname()
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+        server = HttpServer(app)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:
             yield f"http://{host}:{port}"

@@ -143,14 +143,14 @@ def test_a_mistake_in_the_file_is_named_with_its_line(tmp_path: Path, text: str,
     with pytest.raises(ConfigError, match=message):
         parse_keys(text)
     (tmp_path / "keys").write_text(text)
-    with pytest.raises(ConfigError, match="router.api_keys_file"):
+    with pytest.raises(ConfigError, match=r"router\.api_keys_file"):
         KeyFile(tmp_path / "keys", salt_of)
 
 
 def test_a_file_that_is_not_there_or_no_text_is_refused_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     for name in ("absent", "binary"):
-        with pytest.raises(ConfigError, match=rf"cannot read .*{name}"):
+        with pytest.raises(ConfigError, match=f"cannot read {tmp_path / name}"):
             KeyFile(tmp_path / name, salt_of)
 
 
