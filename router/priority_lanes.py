@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from enum import StrEnum
 from typing import Generic, Protocol, TypeVar
 
@@ -79,5 +80,6 @@ class PriorityLanes(Generic[T]):
 
 class _Lane(Generic[T]):
     def __init__(self) -> None:
-        self.entries: dict[T, None] = {}  # in order, and quick to leave from the middle
+        # in order, and quick to leave anywhere: a dict would search past all that have left before its first
+        self.entries: OrderedDict[T, None] = OrderedDict()
         self.start = 0.0  # virtual time at which its next entry begins

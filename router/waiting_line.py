@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -23,7 +24,7 @@ class QueueBounds:
 class WaitingLine(Generic[T]):
     def __init__(self, bounds: QueueBounds) -> None:
         self._bounds = bounds
-        self._retries: dict[T, None] = {}
+        self._retries: OrderedDict[T, None] = OrderedDict()
         self._fair: FairQueue[T] = FairQueue()
 
     def __len__(self) -> int:
