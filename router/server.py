@@ -20,10 +20,10 @@ from common.standard_services import add_standard_services
 from router.admission import Admission
 from router.answer import ServedModel
 from router.api import create_app
-from router.frontend import MAX_REQUEST_BYTES, Frontend
+from router.frontend import Frontend
 from router.gate import make_gate
 from router.grpc_api import InferenceServicer
-from router.grpc_gate import GateInterceptor
+from router.grpc_server import new_public_server
 from router.http_server import HttpServer
 from router.metrics import RouterMetrics
 from router.pair_checker import PairChecker
@@ -77,7 +77,7 @@ class RouterServer:
         frontend = Frontend(pipeline, tokenizer, model, config.router.request_timeout_s, gate)
         status = ClusterStatusSource(model, registry, admission)
 
-        servers = {"public": new_server([GateInterceptor(gate)], MAX_REQUEST_BYTES), "control": new_server()}
+        servers = {"public": new_public_server(gate), "control": new_server()}
         try:
             addresses = _bind(config.router, servers["public"], servers["control"])
             pb_grpc.add_InferenceServicer_to_server(InferenceServicer(frontend), servers["public"])

@@ -18,13 +18,13 @@ from common.config import ServeConfig
 from common.errors import QueueFull, RateLimited, ServingError, Unauthorized
 from common.pb import serving_pb2 as pb
 from common.pb import serving_pb2_grpc as pb_grpc
-from common.rpc import RETRY_AFTER_KEY, new_channel, new_server, to_serving_error
+from common.rpc import RETRY_AFTER_KEY, new_channel, to_serving_error
 from common.standard_services import add_standard_services
 from router.answer import ServedModel
-from router.frontend import MAX_REQUEST_BYTES, Frontend
+from router.frontend import Frontend
 from router.gate import make_gate
 from router.grpc_api import InferenceServicer
-from router.grpc_gate import GateInterceptor
+from router.grpc_server import new_public_server
 from router.priority_lanes import Priority
 from router.tokenizer import Tokenizer
 
@@ -62,7 +62,7 @@ def client(served: Any, key: str) -> openai.AsyncOpenAI:
 
 @pytest.fixture
 async def stub(frontend: Frontend) -> AsyncIterator[pb_grpc.InferenceStub]:
-    server = new_server([GateInterceptor(frontend.gate)], MAX_REQUEST_BYTES)
+    server = new_public_server(frontend.gate)
     pb_grpc.add_InferenceServicer_to_server(InferenceServicer(frontend), server)
     await add_standard_services(server, ["pdserve.v1.Inference"])
     port = server.add_insecure_port("127.0.0.1:0")

@@ -20,10 +20,10 @@ from starlette.types import Message, Receive, Scope, Send
 from common.errors import InvalidRequest
 from common.pb import serving_pb2 as pb
 from common.pb import serving_pb2_grpc as pb_grpc
-from common.rpc import new_channel, new_server, to_serving_error
+from common.rpc import new_channel, to_serving_error
 from router.frontend import MAX_REQUEST_BYTES, MIN_REQUEST_BYTES, Frontend
 from router.grpc_api import InferenceServicer
-from router.grpc_gate import GateInterceptor
+from router.grpc_server import new_public_server
 from router.http_middleware import BodyLimitMiddleware, BodyLimits
 from router.http_server import LINGER_S
 
@@ -260,7 +260,7 @@ async def _send_for_ever(caller: Caller, chunk: bytes) -> None:
 
 @pytest.fixture
 async def channel(frontend: Frontend) -> AsyncIterator[grpc.aio.Channel]:
-    server = new_server([GateInterceptor(frontend.gate)], MAX_REQUEST_BYTES)
+    server = new_public_server(frontend.gate)
     pb_grpc.add_InferenceServicer_to_server(InferenceServicer(frontend), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -294,3 +294,13 @@ async def test_a_grpc_message_beyond_all_bounds_is_not_received(channel: grpc.ai
 async def test_a_flood_of_grpc_metadata_is_refused(channel: grpc.aio.Channel) -> None:
     error = await grpc_failure(channel, b"", metadata=[(f"x-{i}", "y" * 1000) for i in range(200)])
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.parametrize("message", [b"\x12\x02\xff\xfe", b"\xff" * 20, b"\x12\xff\xff\xff\xff\x0f", b"[" * 1000])
+async def test_what_is_no_message_is_the_clients_mistake(
+    channel: grpc.aio.Channel, pipeline: Any, message: bytes
+) -> None:
+    error = await grpc_failure(channel, message)
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert isinstance(to_serving_error(error, "router"), InvalidRequest)
+    assert pipeline.requests == []
