@@ -77,7 +77,7 @@ class TransferSection(Section):
     transport: Literal["auto", "shm", "tcp", "grpc", "torch_dist", "nixl"] = "auto"
     piece_bytes: Annotated[int, Field(ge=1024)] | None = None  # aim; default: by what the link does
     wire_dtype: Literal["same", "int8", "fp8"] = "same"  # lossy ones halve the bytes, for links slower than memory
-    window_mib: Annotated[int, Field(ge=16)] = 64  # decode worker's staging memory for each prefill worker
+    window_mib: Annotated[int, Field(ge=16, le=65536)] = 64  # decode worker's staging memory for each prefill worker
     max_links: Annotated[int, Field(ge=1)] = 64  # prefill workers at one decode worker
     tcp_port: Port = 0  # a decode worker's; 0: any free one, which several workers on one host need
     tcp_connections: Annotated[int, Field(ge=1, le=16)] = 1  # of each link; more where one does not fill the network
