@@ -81,19 +81,21 @@ class PrefixIndex:
     def leading_blocks(self, hashes: Sequence[BlockHash]) -> dict[str, int]:
         """Worker id → how many of a prompt's first blocks it holds, without a gap; only those that hold any."""
         found: dict[str, int] = {}
+        holders_of, touch = self._holders.get, self._holders.move_to_end  # this loop is what a choice costs
         holding, depth = self._members, 0  # all who hold the first `depth` blocks
         for block_hash in hashes:
-            still = holding & self._holders.get(block_hash, 0)
-            if depth and still != holding:
-                found.update((name, depth) for name in self._named(holding ^ still))
-            holding = still
+            still = holding & holders_of(block_hash, 0)
+            if still != holding:
+                if depth:
+                    found.update(dict.fromkeys(self._named(holding ^ still), depth))
+                holding = still
             if not holding:
                 break
             depth += 1
         if depth:
-            found.update((name, depth) for name in self._named(holding))
+            found.update(dict.fromkeys(self._named(holding), depth))
         for block_hash in reversed(hashes[:depth]):
-            self._holders.move_to_end(block_hash)
+            touch(block_hash)
         return found
 
     def _named(self, bits: int) -> Iterator[str]:
