@@ -17,13 +17,16 @@ Policy = Callable[[Sequence["WorkerSnapshot"]], "WorkerSnapshot"]  # never calle
 
 # Prompt tokens that may wait in one prefill worker: enough to keep it busy, few enough for choices to stay fresh.
 PREFILL_QUEUE_TOKENS = 2048
+# And more by this many times what the worker holds of the prompt: to wait there longer still beats computing it again
+# elsewhere. This and the two weights below were chosen by scripts/bench_policies.py; docs/performance.md has the table.
+REUSE_QUEUE_FACTOR = 4
 # What a sequence weighs beside its tokens: the part of a step's cost that does not depend on their number.
 SEQUENCE_TOKENS = 64
 # What a token that waits ahead costs beside one to compute. Below 1: computing again what another worker holds is lost
-# to every later request, waiting only to this one. Chosen by scripts/bench_policies.py.
+# to every later request, waiting only to this one.
 PREFILL_LOAD_WEIGHT = 0.5
-# Above 1: a streaming answer feels its neighbours at every step, and what a prefix saves, its transfer, only once.
-DECODE_LOAD_WEIGHT = 2.0
+# At 1 the cost is the load once the prompt is there: what the worker holds already takes no room a second time.
+DECODE_LOAD_WEIGHT = 1.0
 
 
 @dataclass(frozen=True)
@@ -46,9 +49,9 @@ class WorkerSnapshot:
 
     @property
     def has_room_to_prefill(self) -> bool:
-        """Whether one more prompt may wait there. For one that it holds already the queue may be longer by what that
-        saves: the next worker would need as long for it."""
-        return self.num_assigned == 0 or self.assigned_tokens < PREFILL_QUEUE_TOKENS + self.cached_tokens
+        """Whether this prompt may wait there, rather than in the router for whoever is free first."""
+        room = PREFILL_QUEUE_TOKENS + REUSE_QUEUE_FACTOR * self.cached_tokens
+        return self.num_assigned == 0 or self.assigned_tokens < room
 
 
 def least_loaded(workers: Sequence[WorkerSnapshot], rng: random.Random) -> WorkerSnapshot:

@@ -188,8 +188,8 @@ def test_each_pool_has_a_turn_of_its_own() -> None:
         (worker("idle", 0, 0), True),
         (worker("busy", 1, PREFILL_QUEUE_TOKENS - 1), True),
         (worker("full", 1, PREFILL_QUEUE_TOKENS), False),
-        (worker("full, but it holds the prompt", 1, PREFILL_QUEUE_TOKENS, cached=960), True),
-        (worker("full even so", 1, PREFILL_QUEUE_TOKENS + 960, cached=960), False),
+        (worker("full, but it holds the prompt", 1, PREFILL_QUEUE_TOKENS + 4 * 960 - 1, cached=960), True),
+        (worker("full even so", 1, PREFILL_QUEUE_TOKENS + 4 * 960, cached=960), False),
     ],
 )
 def test_a_queue_may_be_longer_by_what_its_worker_holds_of_the_prompt(snapshot: WorkerSnapshot, has_room: bool) -> None:
