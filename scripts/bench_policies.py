@@ -1,5 +1,6 @@
 """The router's policies beside each other on a real trace in simulated time, and the speed of its prefix index.
 
+python scripts/bench_policies.py                     the index alone
 python scripts/bench_policies.py --mooncake conversation.jsonl
 python scripts/bench_policies.py --azure conv.csv --prefill 2 --decode 2 --json result.json
 

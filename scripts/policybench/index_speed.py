@@ -29,7 +29,7 @@ class IndexSpeed:
 
 
 def measure_index(seed: int = 0, num_blocks: int = NUM_BLOCKS) -> IndexSpeed:
-    """Prompts of a few blocks to all of PROMPT_BLOCKS held, each by another tenth of the workers."""
+    """Each prompt is held by another half of the workers: by one as a whole, by the others as far as it happens."""
     rng = random.Random(seed)
     workers = [f"worker-{number}" for number in range(NUM_WORKERS)]
     prompts = [[rng.randbytes(HASH_BYTES) for _ in range(PROMPT_BLOCKS)] for _ in range(num_blocks // PROMPT_BLOCKS)]
@@ -49,7 +49,7 @@ def _updates(
 ) -> Iterator[float]:
     """Fill the index. Seconds per block."""
     for prompt in prompts:
-        holders = rng.sample(workers, len(workers) // 10)
+        holders = rng.sample(workers, len(workers) // 2)
         lengths = [len(prompt), *(rng.randint(1, len(prompt)) for _ in holders[1:])]
         for worker, length in zip(holders, lengths, strict=True):
             start_s = time.perf_counter()
