@@ -47,7 +47,8 @@ class RouterSection(Section):
     http_port: Port = 8000
     grpc_port: Port = 8001
     control_port: Port = 8002  # workers register here; never expose it
-    policy: Literal["least_loaded", "round_robin"] = "least_loaded"
+    policy: Literal["kv_aware", "least_loaded", "round_robin"] = "kv_aware"
+    max_index_blocks: Annotated[int, Field(ge=1)] = 1_000_000  # of all workers' prefix caches; about 200 bytes each
     max_queued_requests: Annotated[int, Field(ge=1)] = 256
     request_timeout_s: Annotated[float, Field(gt=0)] = 600.0
     max_attempts: Annotated[int, Field(ge=1)] = 3

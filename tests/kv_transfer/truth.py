@@ -118,7 +118,9 @@ def new_true_engine(num_blocks: int, block_size: int, max_num_batched_tokens: in
     kv_cache = KVCache(shape, torch.float32, CPU)
     blocks = BlockManager(num_blocks, block_size)
     scheduler = Scheduler(blocks, max_num_batched_tokens, max_num_seqs=64)
-    limits = EngineLimits(VOCAB_SIZE, MAX_MODEL_LEN, max_num_seqs=64, kv_capacity_tokens=num_blocks * block_size)
+    limits = EngineLimits(
+        VOCAB_SIZE, MAX_MODEL_LEN, max_num_seqs=64, kv_capacity_tokens=num_blocks * block_size, block_size=block_size
+    )
     engine = Engine(TrueForward(kv_cache), kv_cache, scheduler, sample, EngineDescription(LAYOUT, limits, ()))
     return TrueEngine(engine, blocks)
 
