@@ -47,7 +47,8 @@ class RouterSection(Section):
     http_port: Port = 8000
     grpc_port: Port = 8001
     control_port: Port = 8002  # workers register here; never expose it
-    policy: Literal["least_loaded", "round_robin"] = "least_loaded"
+    policy: Literal["kv_aware", "least_loaded", "round_robin"] = "kv_aware"
+    max_index_blocks: Annotated[int, Field(ge=1)] = 1_000_000  # of all workers' prefix caches; about 200 bytes each
     max_queued_requests: Annotated[int, Field(ge=1)] = 256
     max_queued_tokens: Annotated[int, Field(ge=1)] = 1_000_000  # of the prompts in the queue
     api_keys_file: Path | None = None  # who may call; none: everybody
@@ -80,7 +81,7 @@ class TransferSection(Section):
     transport: Literal["auto", "shm", "tcp", "grpc", "torch_dist", "nixl"] = "auto"
     piece_bytes: Annotated[int, Field(ge=1024)] | None = None  # aim; default: by what the link does
     wire_dtype: Literal["same", "int8", "fp8"] = "same"  # lossy ones halve the bytes, for links slower than memory
-    window_mib: Annotated[int, Field(ge=16)] = 64  # decode worker's staging memory for each prefill worker
+    window_mib: Annotated[int, Field(ge=16, le=65536)] = 64  # decode worker's staging memory for each prefill worker
     max_links: Annotated[int, Field(ge=1)] = 64  # prefill workers at one decode worker
     tcp_port: Port = 0  # a decode worker's; 0: any free one, which several workers on one host need
     tcp_connections: Annotated[int, Field(ge=1, le=16)] = 1  # of each link; more where one does not fill the network

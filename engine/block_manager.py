@@ -6,8 +6,8 @@ from collections import OrderedDict
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+from common.block_hash import BlockHash
 from common.errors import NoFreeBlocks
-from engine.block_hash import BlockHash
 
 
 @dataclass(frozen=True)

@@ -113,6 +113,7 @@ def _describe(loaded: LoadedModel, config: EngineConfig, shape: KVCacheShape, ca
         max_model_len=_max_model_len(config, loaded.config, capacity),
         max_num_seqs=config.max_num_seqs,
         kv_capacity_tokens=capacity,
+        block_size=shape.block_size,
     )
     return EngineDescription(layout, limits, loaded.config.eos_token_ids)
 

@@ -46,6 +46,7 @@ class EngineLimits:
     max_model_len: int  # tokens, prompt and answer together
     max_num_seqs: int
     kv_capacity_tokens: int
+    block_size: int  # tokens in one block of the prefix cache
 
     def require_valid(self, sequence: Sequence) -> None:
         """The router checks this too; an engine trusts nobody with its memory.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from common.block_hash import BlockHash, extend_chain
 from common.sampling import FinishReason, SamplingParams
-from engine.block_hash import BlockHash, extend_chain
 
 
 @dataclass(eq=False)

@@ -45,7 +45,7 @@ class Backlog:
     """
 
     def __init__(self, limit_bytes: int, on_room: Callable[[], None]) -> None:
-        self._limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes
         self._on_room = on_room
         self._lock = threading.Lock()
         self._num_bytes = 0
@@ -55,7 +55,7 @@ class Backlog:
     def has_room(self) -> bool:
         """From any thread."""
         with self._lock:
-            is_full = self._num_bytes >= (self._limit_bytes // 2 if self._was_full else self._limit_bytes)
+            is_full = self._num_bytes >= (self.limit_bytes // 2 if self._was_full else self.limit_bytes)
             self._was_full = is_full
             return not is_full
 
@@ -68,7 +68,7 @@ class Backlog:
         """On the event loop."""
         with self._lock:
             self._num_bytes -= num_bytes
-            has_room_again = self._was_full and self._num_bytes < self._limit_bytes // 2
+            has_room_again = self._was_full and self._num_bytes < self.limit_bytes // 2
             self._was_full = self._was_full and not has_room_again
         if has_room_again:
             self._on_room()

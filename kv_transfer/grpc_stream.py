@@ -105,8 +105,7 @@ class _LinkService(KVTransferServicer):
             metadata = dict(cast("Sequence[tuple[str, str]]", context.invocation_metadata() or ()))
             transport = metadata.get(TRANSPORT_KEY, next(iter(self._listeners), ""))
             if transport not in self._listeners:
-                mine = sorted(self._listeners)
-                raise IncompatiblePeer(f"transports differ: this side has {mine}, the source {transport!r}")
+                raise IncompatiblePeer(f"transports differ: this side does not receive over the source's {transport!r}")
             await self._listeners[transport].serve(request_iterator, context.write)
 
 

@@ -38,7 +38,10 @@ logger = logging.getLogger(__name__)
 _VERDICTS: dict[str, type[TransferError]] = {kind.__name__: kind for kind in (CorruptPiece, TransferAborted, PeerLost)}
 
 
-MAX_BACKLOG_BYTES = 64 * 1024 * 1024  # waiting for one link; beyond it, prefill for that link pauses
+# Waiting for one link; beyond it, prefill for that link pauses.
+MAX_BACKLOG_BYTES = 64 * 1024 * 1024
+MIN_BACKLOG_BYTES = 2 * 1024 * 1024
+BACKLOG_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -87,16 +90,24 @@ class LinkedTransfer:
     async def commit(self, first_token: int, timeout_s: float) -> TransferReceipt:
         self._link.frames.put(_CommitFrame(self, first_token))
         try:
-            async with asyncio.timeout(timeout_s):
-                await self._is_over.wait()
-        except TimeoutError:
-            self.fail(TransferTimeout(f"{self._link.peer} has not confirmed the commit within {timeout_s} s"))
+            while not self.is_over:
+                await self._wait_while_link_moves(timeout_s)
         except asyncio.CancelledError:
             self.abort()
             raise
         if self._error is not None:
             raise self._error
         return TransferReceipt(len(self.headers), sum(header.num_bytes for header in self.headers))
+
+    async def _wait_while_link_moves(self, timeout_s: float) -> None:
+        """A slow link is no lost one, and what others have queued on it is not this transfer's fault."""
+        progress = self._link.progress
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._is_over.wait()
+        except TimeoutError:
+            if self._link.progress == progress:
+                self.fail(TransferTimeout(f"nothing has moved on the KV link to {self._link.peer} for {timeout_s} s"))
 
     def abort(self) -> None:
         self.fail(TransferAborted("the source aborted the transfer"))
@@ -128,6 +139,7 @@ class SourceLink:
         self.agreement = agreement
         self.transport = channel.wire_name
         self.speed: LinkSpeed | None = None  # until measured
+        self.progress = 0  # frames that have left or come; whoever waits for the link sees whether it moves
         self.frames: FrameQueue[_Frame] = FrameQueue()
         self.backlog = Backlog(MAX_BACKLOG_BYTES, context.on_room)
         self._context = context
@@ -164,6 +176,11 @@ class SourceLink:
             raise PeerLost(f"lost the KV link to {self.peer}")
         transfer = self._transfers[ticket] = LinkedTransfer(ticket, self, stats or self._context.stats)
         return transfer
+
+    def settle(self, speed: LinkSpeed) -> None:
+        """The link is measured: what it cannot send within BACKLOG_S is not queued on it."""
+        self.speed = speed
+        self.backlog.limit_bytes = min(max(MIN_BACKLOG_BYTES, int(speed.bytes_per_s * BACKLOG_S)), MAX_BACKLOG_BYTES)
 
     def forget(self, transfer: LinkedTransfer) -> None:
         del self._transfers[transfer.ticket]
@@ -225,6 +242,7 @@ class SourceLink:
             self._credit.give(staged_bytes(header.num_bytes))
             return
         await self._channel.write(pb.LinkRequest(piece=header.to_pb()), packed.flat)
+        self.progress += 1
         transfer.headers.append(header)
         transfer.stats.pieces += 1
         transfer.stats.bytes += header.num_bytes
@@ -252,6 +270,7 @@ class SourceLink:
     async def _read_replies(self) -> None:
         while True:
             reply = await self._channel.read()
+            self.progress += 1
             match reply.WhichOneof("frame"):
                 case "commit_result":
                     self._on_verdict(reply.commit_result)

@@ -1,7 +1,7 @@
 """Measures a new link once, with transfers that belong to nobody and take the same path as everybody's.
 
-Round trip: commits without pieces. Bandwidth: pieces of the size that long prompts use, twice as many each time until
-they take long enough to mean something. Hashing and staging are part of both, as they are part of every transfer.
+Round trip: commits without pieces. Bandwidth: four times as many bytes each time, until they take long enough to mean
+something. Hashing and staging are part of both, as they are part of every transfer.
 """
 
 from __future__ import annotations
@@ -19,38 +19,42 @@ from kv_transfer.transport import KVPiece, LinkSpeed, TransferStats
 from kv_transfer.wire import PROBE_ID
 
 _ROUND_TRIPS = 3
+_SIZES = tuple(64 * 1024 * 4**step for step in range(5))  # up to 16 MB, in pieces of at most _PIECE_BYTES
 _PIECE_BYTES = 1024 * 1024
-_ENOUGH_S = 0.01
-_MAX_PIECES = 16
-_TIMEOUT_S = 5.0
+_ENOUGH_S = 0.02
+_TIMEOUT_S = 5.0  # without anything moving
 
 
 async def measure(link: SourceLink, layout: KVLayout) -> LinkSpeed:
-    """Takes a few tens of milliseconds, more over slow links. Raises: PeerLost, TransferTimeout."""
-    attempts = itertools.count(1)
-    num_tokens = max(1, _PIECE_BYTES // layout.token_layer_bytes)
-    data = torch.ones(1, 2, num_tokens, len(link.agreement.source_heads), layout.head_dim, dtype=DTYPES[layout.dtype])
+    """Takes some tens of milliseconds; a link of 1 MB/s shows in its first 64 KB.
 
-    async def timed(num_pieces: int) -> float:
-        ticket = Ticket(
-            PROBE_ID,
-            next(attempts),
-            link.agreement.source_incarnation,
-            link.agreement.destination_incarnation,
-            num_tokens * num_pieces,
-        )
-        transfer = link.begin(ticket, TransferStats())
+    The best rate counts: a machine with other work never makes a link faster. Raises: PeerLost, TransferTimeout.
+    """
+    attempts = itertools.count(1)
+
+    async def timed(num_bytes: int) -> tuple[int, float]:
+        """What was sent, in whole tokens, and how long it took to be confirmed."""
+        tokens_per_piece = max(1, min(num_bytes, _PIECE_BYTES) // layout.token_layer_bytes)
+        num_pieces = num_bytes // (tokens_per_piece * layout.token_layer_bytes)
+        heads = len(link.agreement.source_heads)
+        data = torch.ones(1, 2, tokens_per_piece, heads, layout.head_dim, dtype=DTYPES[layout.dtype])
+        transfer = link.begin(_ticket(link, next(attempts), tokens_per_piece * num_pieces), TransferStats())
         start_s = time.perf_counter()
         for index in range(num_pieces):
-            transfer.send(KVPiece(0, index * num_tokens, data))
+            transfer.send(KVPiece(0, index * tokens_per_piece, data))
         await transfer.commit(0, _TIMEOUT_S)
-        return time.perf_counter() - start_s
+        return num_pieces * data.numel() * data.element_size(), time.perf_counter() - start_s
 
-    round_trip_s = min([await timed(0) for _ in range(_ROUND_TRIPS)])
-    num_pieces = 1
-    while (seconds := await timed(num_pieces)) < _ENOUGH_S and num_pieces < _MAX_PIECES:
-        num_pieces *= 2
-    if seconds < _ENOUGH_S * 10:  # a fast link: what else the machine did may have cost more than the link
-        seconds = min(seconds, await timed(num_pieces))
-    num_bytes = num_pieces * data.numel() * data.element_size()
-    return LinkSpeed(num_bytes / max(1e-9, seconds - round_trip_s), round_trip_s)
+    round_trip_s = min([(await timed(0))[1] for _ in range(_ROUND_TRIPS)])
+    rates = []
+    for size in _SIZES:
+        num_bytes, seconds = await timed(max(size, layout.token_layer_bytes))
+        rates.append(num_bytes / max(1e-9, seconds - round_trip_s / 2))
+        if seconds > _ENOUGH_S:
+            break
+    return LinkSpeed(max(rates), round_trip_s)
+
+
+def _ticket(link: SourceLink, attempt: int, num_tokens: int) -> Ticket:
+    ends = (link.agreement.source_incarnation, link.agreement.destination_incarnation)
+    return Ticket(PROBE_ID, attempt, *ends, num_tokens)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from functools import partial
 
 import grpc
@@ -14,7 +15,7 @@ import torch
 from common.errors import IncompatiblePeer, InvalidRequest, Overloaded, PeerLost, TransferTimeout
 from common.identity import Ticket
 from common.pb import kv_transfer_pb2 as pb
-from common.transfer_config import TransferConfig
+from common.transfer_config import MIB, TransferConfig
 from kv_transfer.codec import PieceCodec
 from kv_transfer.credit import FreedBytes
 from kv_transfer.grpc_stream import GrpcListener, add_link_service
@@ -54,7 +55,7 @@ class LinkReceiver:
         self._offers: list[Offer] = []
         self._expected: dict[bytes, ExpectedTransfer] = {}
         self._links: dict[asyncio.Timeout, asyncio.Event] = {}  # how to end one → set when it has ended
-        self._admitted: set[StagingRing] = set()  # of the links whose sources have proved themselves
+        self._num_admitted = 0  # links whose sources have proved themselves
         self._reports: dict[DestinationLink, LinkReport] = {}
         self._is_closed = False
 
@@ -134,42 +135,65 @@ class LinkReceiver:
             ended.set()
 
     async def _serve_link(self, channel: DestinationChannel, staging_device: torch.device) -> None:
-        freed = FreedBytes(self._config.window_bytes)
-        ring = new_ring(self._config.window_bytes, staging_device, freed.add)
-        try:
-            agreement, codec = await self._handshake(channel, ring)
-            link = DestinationLink(agreement, codec, self._expected, self.stats)
-            self._reports[link] = LinkReport(agreement.source_incarnation, channel.wire_name, None)
+        with ExitStack() as admitted:
+            landed = await self._handshake(channel, staging_device, admitted)
+            link = DestinationLink(landed.agreement, landed.codec, self._expected, self.stats)
+            self._reports[link] = LinkReport(landed.agreement.source_incarnation, channel.wire_name, None)
             try:
-                await _Conversation(channel, link, ring, freed).run()
+                await _Conversation(channel, link, landed.ring, landed.freed).run()
             finally:
                 del self._reports[link]
                 link.drop()
-        finally:
-            self._admitted.discard(ring)
 
-    async def _handshake(self, channel: DestinationChannel, ring: StagingRing) -> tuple[Agreement, PieceCodec]:
+    async def _handshake(
+        self, channel: DestinationChannel, staging_device: torch.device, admitted: ExitStack
+    ) -> _Landed:
+        """What the link costs this worker, a place and memory, is spent once the source has proved itself: a stranger
+        neither takes them nor hears that there are none."""
         mine = self._endpoint
         try:
             async with asyncio.timeout(self._config.connect_timeout_s):
                 hello, proof = await receive_hello(channel, mine)
-                self._admit(ring)
+                admitted.enter_context(self._place())
+                freed = FreedBytes(self._config.window_bytes)
+                ring = self._new_ring(staging_device, freed)
                 agreement = agreed_by_destination(hello, mine, self._config.window_bytes)
                 codec = PieceCodec(mine.layout, agreement.heads, mine.heads, mine.wire_dtype)
-                staging = FreshStaging(ring.memory.device) if agreement.credit_bytes is None else ring
+                staging = FreshStaging(staging_device) if agreement.credit_bytes is None else ring
                 welcome = new_welcome(mine, agreement, proof)
                 await channel.prepare(welcome, Landing(staging, codec))
                 await channel.write(pb.LinkReply(welcome=welcome))
                 await channel.attach()
-                return agreement, codec
+                return _Landed(agreement, codec, ring, freed)
         except TimeoutError as error:
             raise TransferTimeout(f"the handshake took more than {self._config.connect_timeout_s} s") from error
 
-    def _admit(self, ring: StagingRing) -> None:
-        """Only now that the source has proved itself: a stranger neither takes a place nor hears that there is none."""
-        if len(self._admitted) >= self._config.max_links:
+    @contextmanager
+    def _place(self) -> Iterator[None]:
+        if self._num_admitted >= self._config.max_links:
             raise Overloaded(f"{self._config.max_links} KV links are open; raise transfer.max_links for more sources")
-        self._admitted.add(ring)
+        self._num_admitted += 1
+        try:
+            yield
+        finally:
+            self._num_admitted -= 1
+
+    def _new_ring(self, device: torch.device, freed: FreedBytes) -> StagingRing:
+        try:
+            return new_ring(self._config.window_bytes, device, freed.add)
+        except (RuntimeError, MemoryError) as error:  # torch's words for it
+            mib = self._config.window_bytes // MIB
+            raise Overloaded(f"no memory to stage {mib} MiB of KV; lower transfer.window_mib") from error
+
+
+@dataclass(frozen=True)
+class _Landed:
+    """What the destination's side of a handshake leaves behind."""
+
+    agreement: Agreement
+    codec: PieceCodec
+    ring: StagingRing
+    freed: FreedBytes
 
 
 class _Conversation:

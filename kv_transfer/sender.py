@@ -97,7 +97,7 @@ class LinkSender:
                     await self._close_others_at(offer, destination)
                     link = SourceLink(channel, agreement, self._context(offer))
                     undo.push_async_callback(link.close)
-                    link.speed = await measure(link, self._endpoint.layout)
+                    link.settle(await measure(link, self._endpoint.layout))
             undo.pop_all()
         logger.info("KV link to %s over %s: %s", offer.address, link.transport, link.speed)
         return link

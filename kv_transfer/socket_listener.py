@@ -72,7 +72,10 @@ class SocketListener:
             self._strangers[task] = None
             task.add_done_callback(self._forget)
             if len(self._strangers) > MAX_STRANGERS:
-                next(iter(self._strangers)).cancel()
+                oldest = next(iter(self._strangers))
+                del self._strangers[oldest]  # now: a burst is accepted without a turn for anybody's last words
+                oldest.cancel()
+                await asyncio.sleep(0)
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 from common.config import Role
 from common.errors import QueueFull, WorkerLost
-from router.policy import Policy
+from router.policy import Policies, WorkerSnapshot
 from router.priority_lanes import Priority
 from router.registry import Registry
 from router.request import Request
 from router.waiting_line import QueueBounds, WaitingLine
 from router.worker import Worker
 
-# Prompt tokens that may wait in one prefill worker: enough to keep it busy, few enough for choices to stay fresh.
-PREFILL_QUEUE_TOKENS = 2048
 # How long a retried request waits for a worker to come back; a new request is refused at once instead.
 RETURN_WAIT_S = 20.0
 
@@ -29,6 +27,7 @@ class Placement:
 
     prefill: Worker | None
     decode: Worker
+    prefill_tokens: int = 0  # that `prefill` is predicted to compute
     prefill_hold: ExitStack = field(default_factory=ExitStack)  # the load counted on each; closing it gives it back
     decode_hold: ExitStack = field(default_factory=ExitStack)
 
@@ -53,10 +52,9 @@ class _Waiting:
 class Admission:
     """Fair between tenants, and in order within one. Load is counted at selection and released at the end."""
 
-    def __init__(self, registry: Registry, prefill_policy: Policy, decode_policy: Policy, bounds: QueueBounds) -> None:
+    def __init__(self, registry: Registry, policies: Policies, bounds: QueueBounds) -> None:
         self._registry = registry
-        self._prefill_policy = prefill_policy
-        self._decode_policy = decode_policy
+        self._policies = policies
         self._queue: WaitingLine[_Waiting] = WaitingLine(bounds)
         self.num_placed = 0
         registry.on_change = self.dispatch
@@ -112,7 +110,8 @@ class Admission:
         ]
         if not others:
             raise WorkerLost("the prefill worker is lost and no other one is registered")
-        return self._hold_prefill(Placement(_choose(self._prefill_policy, others), placement.decode), request)
+        prefill, tokens = self._choose_prefill(self._snapshots(request, others))
+        return _holding_prefill(Placement(prefill, placement.decode, tokens))
 
     def dispatch(self) -> None:
         """Place whom we can, in order. Called whenever room may have appeared."""
@@ -122,12 +121,7 @@ class Admission:
                 return
             self._queue.pop()
             placement.decode_hold.enter_context(placement.decode.assigned(len(waiting.request.prompt_token_ids)))
-            waiting.placed.set_result(self._hold_prefill(placement, waiting.request))
-
-    def _hold_prefill(self, placement: Placement, request: Request) -> Placement:
-        if placement.prefill is not None:
-            placement.prefill_hold.enter_context(placement.prefill.assigned(len(request.prompt_token_ids)))
-        return placement
+            waiting.placed.set_result(_holding_prefill(placement))
 
     async def _wait(self, waiting: _Waiting) -> Placement:
         """A queued request lasts as long as somebody could serve it; its deadline bounds the rest."""
@@ -147,26 +141,42 @@ class Admission:
         prefillers = [
             worker
             for worker in self._registry.with_role(Role.PREFILL)
-            if _has_room_to_prefill(worker) and any(self._registry.can_send(worker, decoder) for decoder in decoders)
+            if any(self._registry.can_send(worker, decoder) for decoder in decoders)
         ]
-        if prefillers:
-            prefill = _choose(self._prefill_policy, prefillers)
+        with_room = {
+            snapshot: worker
+            for snapshot, worker in self._snapshots(request, prefillers).items()
+            if snapshot.has_room_to_prefill
+        }
+        if with_room:
+            prefill, tokens = self._choose_prefill(with_room)
             decoders = [decoder for decoder in decoders if self._registry.can_send(prefill, decoder)]
-            return Placement(prefill, _choose(self._decode_policy, decoders))
+            return Placement(prefill, self._choose_decode(request, decoders), tokens)
         colocated = self._with_room_to_decode(request, Role.COLOCATED)
-        return Placement(None, _choose(self._decode_policy, colocated)) if colocated else None
+        return Placement(None, self._choose_decode(request, colocated)) if colocated else None
+
+    def _choose_prefill(self, candidates: dict[WorkerSnapshot, Worker]) -> tuple[Worker, int]:
+        """Who, and how many tokens of the prompt it will have to compute."""
+        chosen = self._policies.prefill(list(candidates))
+        return candidates[chosen], chosen.uncached_tokens
+
+    def _choose_decode(self, request: Request, workers: Iterable[Worker]) -> Worker:
+        candidates = self._snapshots(request, workers)
+        return candidates[self._policies.decode(list(candidates))]
+
+    def _snapshots(self, request: Request, workers: Iterable[Worker]) -> dict[WorkerSnapshot, Worker]:
+        cached = self._registry.cached_tokens(request.prompt_hashes, workers)
+        prompt_tokens = len(request.prompt_token_ids)
+        return {worker.snapshot(prompt_tokens, cached_tokens): worker for worker, cached_tokens in cached.items()}
 
     def _with_room_to_decode(self, request: Request, role: Role) -> list[Worker]:
         return [worker for worker in self._registry.with_role(role) if _has_room_to_decode(worker, request)]
 
 
-def _choose(policy: Policy, workers: Sequence[Worker]) -> Worker:
-    by_id = {worker.worker_id: worker for worker in workers}
-    return by_id[policy([worker.snapshot() for worker in workers]).worker_id]
-
-
-def _has_room_to_prefill(worker: Worker) -> bool:
-    return worker.num_assigned == 0 or worker.assigned_tokens < PREFILL_QUEUE_TOKENS
+def _holding_prefill(placement: Placement) -> Placement:
+    if placement.prefill is not None:
+        placement.prefill_hold.enter_context(placement.prefill.assigned(placement.prefill_tokens))
+    return placement
 
 
 def _has_room_to_decode(worker: Worker, request: Request) -> bool:

@@ -41,6 +41,11 @@ class RouterMetrics:
         )
         self.prompt_tokens = Counter("prompt_tokens_total", "Prompt tokens of ended requests", registry=self.registry)
         self.output_tokens = Counter("output_tokens_total", "Tokens streamed to clients", registry=self.registry)
+        self.dropped_index_blocks = Counter(
+            "prefix_index_dropped_blocks_total",
+            "Blocks of the workers' prefix caches that the router forgot: router.max_index_blocks is too small",
+            registry=self.registry,
+        )
         self.pair_checks = Counter(
             "pair_checks_total",
             "Self-tests of pairs of workers, by result: passed, disagreed, incompatible, failed (and tried again)",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 import grpc
@@ -15,21 +15,24 @@ from common.pb import serving_pb2 as pb
 from common.pb import serving_pb2_grpc as pb_grpc
 from common.rpc import answering
 from router.pairs import Pair, Standing, new_pair
+from router.prefix_index import PrefixIndex
+from router.prompt_hashes import PromptHashes
 from router.worker import Worker
 
 logger = logging.getLogger(__name__)
 
 
 class Registry:
-    """Worker ids to live workers, and every pair that two of them make.
+    """Worker ids to live workers, every pair that two of them make, and what their prefix caches hold.
 
     Calls `on_change` when a worker joins, leaves or reports a new load, and when a pair turns out good or bad; before
     that `on_new_pair` and `on_lost_pair` for each pair that comes or goes with it.
     """
 
-    def __init__(self, model: str, *, must_check_pairs: bool) -> None:
+    def __init__(self, model: str, index: PrefixIndex, *, must_check_pairs: bool) -> None:
         """must_check_pairs: somebody will check each new pair; until then it is not chosen."""
         self._model = model
+        self._index = index
         self._must_check_pairs = must_check_pairs
         self._workers: dict[str, Worker] = {}
         self._pairs: dict[tuple[Worker, Worker], Pair] = {}
@@ -55,6 +58,20 @@ class Registry:
     def can_send(self, prefill: Worker, decode: Worker) -> bool:
         pair = self._pairs.get((prefill, decode))
         return pair is not None and pair.is_good
+
+    def cached_tokens(self, prompt: PromptHashes, workers: Iterable[Worker]) -> dict[Worker, int]:
+        """How many of a prompt's tokens each worker holds, from the first on, as of its last heartbeat."""
+        block_sizes = {worker: worker.hello.block_size for worker in workers}
+        held = {
+            block_size: self._index.leading_blocks(prompt.of(block_size)) if block_size else {}
+            for block_size in set(block_sizes.values())
+        }
+        return {
+            worker: held[block_size].get(worker.worker_id, 0) * block_size for worker, block_size in block_sizes.items()
+        }
+
+    def num_cached_blocks(self, worker: Worker) -> int:
+        return self._index.num_held(worker.worker_id)
 
     def not_ready_reason(self) -> str | None:
         """Why no request can be served now, or None if one can."""
@@ -90,15 +107,24 @@ class Registry:
                 f"a worker at {other.hello.address} is registered as {worker.worker_id}; give this one another --name"
             )
         self._workers[worker.worker_id] = worker
+        self._index.join(worker.worker_id)
         logger.info("%s joined: %s at %s", worker.worker_id, hello.incarnation, hello.address)
         for pair in self._pairs_with(worker):
             self._pairs[pair.prefill, pair.decode] = pair
             self.on_new_pair(pair)
         self.on_change()
 
+    def heard(self, worker: Worker, load: pb.WorkerLoad) -> None:
+        """A member's heartbeat; its first one tells of all that its prefix cache holds."""
+        if self.is_member(worker):
+            self._index.update(worker.worker_id, load.stored_blocks, load.evicted_blocks)
+        worker.heard(load)
+        self.on_change()
+
     def leave(self, worker: Worker) -> None:
         if self.is_member(worker):
             del self._workers[worker.worker_id]
+            self._index.leave(worker.worker_id)
             logger.info("%s left: %s", worker.worker_id, worker.hello.incarnation)
             for pair in [pair for pair in self._pairs.values() if worker in (pair.prefill, pair.decode)]:
                 del self._pairs[pair.prefill, pair.decode]
@@ -142,8 +168,7 @@ class RegistryService(pb_grpc.RegistryServicer):
                 self._registry.join(worker)
                 yield pb.RegisterReply(router_incarnation=self._incarnation)
                 async for report in requests:
-                    worker.heard(report.load)
-                    self._registry.on_change()
+                    self._registry.heard(worker, report.load)
             finally:
                 self._registry.leave(worker)
                 await worker.close_when_idle()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from common.lifecycle import Timeline
 from common.sampling import FinishReason, SamplingParams
 from router.priority_lanes import Priority
+from router.prompt_hashes import PromptHashes
 from router.tenant import ANONYMOUS, Tenant
 
 
@@ -35,3 +37,7 @@ class Request:
     attempts: int = 0
     cached_tokens: int = 0  # prefix-cache hits
     ended_by_stop_string: bool = False  # written by answer(): closing serve() then finishes, it does not cancel
+
+    @cached_property
+    def prompt_hashes(self) -> PromptHashes:
+        return PromptHashes(self.prompt_token_ids, self.tenant.cache_salt)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import socket
 import time
 from dataclasses import dataclass
@@ -28,7 +29,8 @@ from router.http_server import HttpServer
 from router.metrics import RouterMetrics
 from router.pair_checker import PairChecker
 from router.pipeline import RequestPipeline
-from router.policy import make_policy
+from router.policy import make_policies
+from router.prefix_index import PrefixIndex
 from router.registry import Registry, RegistryService
 from router.tokenizer import load_tokenizer
 from router.waiting_line import QueueBounds
@@ -65,12 +67,13 @@ class RouterServer:
         """Load the tokenizer, take the three ports, serve. Raises: ConfigError, ModelError."""
         path = await asyncio.to_thread(resolve_model, config.model.source)
         tokenizer = await asyncio.to_thread(load_tokenizer, path)
-        registry = Registry(config.model.served_name, must_check_pairs=config.transfer.self_test)
         metrics = RouterMetrics()
+        index = PrefixIndex(config.router.max_index_blocks, metrics.dropped_index_blocks.inc)
+        registry = Registry(config.model.served_name, index, must_check_pairs=config.transfer.self_test)
         checker = PairChecker(registry, lambda result: metrics.pair_checks.labels(result).inc())
-        policy = config.router.policy
+        policies = make_policies(config.router.policy, random.Random())
         bounds = QueueBounds(config.router.max_queued_requests, config.router.max_queued_tokens)
-        admission = Admission(registry, make_policy(policy), make_policy(policy), bounds)
+        admission = Admission(registry, policies, bounds)
         pipeline = RequestPipeline(admission, metrics, config.router.max_attempts)
         model = ServedModel(config.model.served_name, registry)
         gate = make_gate(config, lambda error: metrics.refusals.labels(type(error).__name__).inc())
@@ -135,7 +138,7 @@ class ClusterStatusSource:
             model=self._model.name,
             is_ready=reason is None,
             reason=reason or "",
-            workers=[worker.summary() for worker in workers],
+            workers=[worker.summary(self._registry.num_cached_blocks(worker)) for worker in workers],
             pairs=[pair.summary() for pair in sorted(self._registry.pairs, key=str)],
             num_queued=self._admission.num_queued,
             num_active=self._admission.num_placed,

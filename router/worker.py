@@ -29,11 +29,10 @@ class Worker:
         self.worker_id = hello.worker_id
         self.role = ROLES[hello.role]
         self.load = pb.WorkerLoad()
-        self.cached_blocks: set[bytes] = set()  # hashes in the worker's prefix cache, as of its last heartbeat
         self.heartbeat_s = time.monotonic()
         self.is_suspect = False  # a call to it failed, and it has not been heard of since
         self.num_assigned = 0
-        self.assigned_tokens = 0
+        self.assigned_tokens = 0  # theirs, as WorkerSnapshot counts them
         self._channel = new_channel(hello.address)
         self.prefill = pb_grpc.PrefillStub(self._channel)
         self.decode = pb_grpc.DecodeStub(self._channel)
@@ -66,8 +65,7 @@ class Worker:
             raise
 
     def heard(self, load: pb.WorkerLoad) -> None:
-        self.cached_blocks.difference_update(load.evicted_blocks)
-        self.cached_blocks.update(load.stored_blocks)
+        """A heartbeat. What it says of the prefix cache is kept in the registry's index, not here."""
         load.ClearField("stored_blocks")
         load.ClearField("evicted_blocks")
         self.load = load
@@ -96,15 +94,16 @@ class Worker:
         """Whether it may be given work: neither a call nor its heartbeat says otherwise."""
         return not self.is_suspect and time.monotonic() - self.heartbeat_s < HEARTBEAT_LOST_S
 
-    def snapshot(self) -> WorkerSnapshot:
-        return WorkerSnapshot(self.worker_id, self.num_assigned, self.assigned_tokens)
+    def snapshot(self, prompt_tokens: int, cached_tokens: int) -> WorkerSnapshot:
+        """For the choice of who serves a prompt, of which this worker's prefix cache holds `cached_tokens`."""
+        return WorkerSnapshot(self.worker_id, self.num_assigned, self.assigned_tokens, prompt_tokens, cached_tokens)
 
-    def summary(self) -> pb.WorkerSummary:
+    def summary(self, num_cached_blocks: int) -> pb.WorkerSummary:
         return pb.WorkerSummary(
             hello=self.hello,
             load=self.load,
             num_assigned=self.num_assigned,
-            num_cached_blocks=len(self.cached_blocks),
+            num_cached_blocks=num_cached_blocks,
             heartbeat_age_s=time.monotonic() - self.heartbeat_s,
         )
 

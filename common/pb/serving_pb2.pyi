@@ -284,7 +284,7 @@ class WorkerReport(_message.Message):
     def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
-    __slots__ = ("worker_id", "role", "incarnation", "address", "model", "layout", "vocab_size", "max_model_len", "max_num_seqs", "kv_capacity_tokens", "transport", "wire_dtype")
+    __slots__ = ("worker_id", "role", "incarnation", "address", "model", "layout", "vocab_size", "max_model_len", "max_num_seqs", "kv_capacity_tokens", "transport", "block_size", "wire_dtype")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -296,6 +296,7 @@ class WorkerHello(_message.Message):
     MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
     KV_CAPACITY_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     WIRE_DTYPE_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: Role
@@ -308,8 +309,9 @@ class WorkerHello(_message.Message):
     max_num_seqs: int
     kv_capacity_tokens: int
     transport: str
+    block_size: int
     wire_dtype: str
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., layout: _Optional[_Union[_kv_transfer_pb2.KVLayout, _Mapping]] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., kv_capacity_tokens: _Optional[int] = ..., transport: _Optional[str] = ..., wire_dtype: _Optional[str] = ...) -> None: ...
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., layout: _Optional[_Union[_kv_transfer_pb2.KVLayout, _Mapping]] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., kv_capacity_tokens: _Optional[int] = ..., transport: _Optional[str] = ..., block_size: _Optional[int] = ..., wire_dtype: _Optional[str] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
     __slots__ = ("num_waiting", "num_running", "num_reserved", "uncached_tokens", "free_blocks", "total_blocks", "stored_blocks", "evicted_blocks", "links")

@@ -22,7 +22,7 @@ from engine.model.safetensors_weights import SafetensorsCheckpoint
 class LoadedModel:
     model: Decoder
     config: ModelConfig
-    fingerprint: str  # hex; equal on two workers exactly when they loaded the same weights
+    fingerprint: str  # hex; of a sample of the weights' bytes: equal if they are the same, and hardly ever if not
     rope: str  # canonical description of the rotary embedding
 
 

@@ -58,7 +58,7 @@ def expected(prompts: list[list[int]]) -> list[list[int]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("transport", ["grpc", "torch_dist"])
+@pytest.mark.parametrize("transport", ["auto", "tcp", "grpc", "torch_dist"])
 async def test_the_pair_equals_transformers(
     prompts: list[list[int]], expected: list[list[int]], transport: str
 ) -> None:

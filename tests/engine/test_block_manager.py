@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from common.block_hash import extend_chain
 from common.errors import NoFreeBlocks
-from engine.block_hash import extend_chain
 from engine.block_manager import BlockManager, slot_mapping
 
 

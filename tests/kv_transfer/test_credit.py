@@ -85,6 +85,30 @@ async def produce_until_stalled(producer: Producer, keeper: Keeper) -> None:
 
 
 @pytest.mark.parametrize("kind", HOST_KINDS)
+async def test_a_commit_waits_for_as_long_as_its_slow_link_moves(kind: str) -> None:
+    config = TransferConfig(transport=kind, window_bytes=WINDOW)
+    async with ends_of(kind) as ends:
+        receiver = (await new_keeper(ends, config)).receiver
+        sender, source = new_sender(ends, config)
+        loop, num_pieces, num_landed = asyncio.get_running_loop(), 32, 0
+
+        def release_slowly(piece: KVPiece, release: Release) -> None:
+            nonlocal num_landed
+            num_landed += 1
+            loop.call_later(0.03 * num_landed, release)
+
+        transfer_id, num_tokens = new_transfer_id(), num_pieces * PIECE_TOKENS
+        receiver.expect(transfer_id, num_tokens, 0, release_slowly)
+        ticket = Ticket(transfer_id, 1, source, receiver.destination.incarnation, num_tokens)
+        transfer = await sender.open(receiver.destination, ticket)
+        for index in range(num_pieces):
+            transfer.send(replace(PIECE, token_start=index * PIECE_TOKENS))
+        start_s = loop.time()
+        await transfer.commit(1, timeout_s=0.4)
+        assert loop.time() - start_s > 0.5, "the link was to be slower than the timeout"
+
+
+@pytest.mark.parametrize("kind", HOST_KINDS)
 async def test_a_destination_that_never_releases_stalls_its_own_link_only(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

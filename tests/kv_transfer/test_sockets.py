@@ -31,7 +31,7 @@ from kv_transfer.transport import Destination, KVPiece, Offer
 from tests.kv_transfer import peer
 from tests.kv_transfer.certificates import Authority
 from tests.kv_transfer.test_death import next_line, peer_process
-from tests.kv_transfer.wires import CPU, Landing, new_layout
+from tests.kv_transfer.wires import CPU, Landing, new_layout, until
 
 SOURCE = "a-source"
 LAYOUT = new_layout()
@@ -182,6 +182,21 @@ async def test_many_silent_strangers_do_not_keep_a_source_out(kind: str) -> None
         for _, writer in strangers:
             writer.close()
         await assert_works(sender, receiver)
+
+
+@KINDS
+async def test_a_burst_of_strangers_takes_no_more_places_than_there_are(kind: str) -> None:
+    async with receiving(TransferConfig(transport=kind)) as receiver:
+        strangers = await asyncio.gather(*(connect(receiver) for _ in range(4 * MAX_STRANGERS)))
+        for _, writer in strangers:
+            writer.write(CONTROL + framed(HELLO))
+        await until(lambda: num_served(kind) <= MAX_STRANGERS, "the oldest ones put out")
+        for _, writer in strangers:
+            writer.close()
+
+
+def num_served(kind: str) -> int:
+    return sum(task.get_name() == f"kv-serve-{kind}" for task in asyncio.all_tasks())
 
 
 async def test_pieces_on_several_connections_arrive_before_their_commit() -> None:

@@ -18,6 +18,7 @@ from engine.batch import Batch
 from engine.block_manager import BlockManager
 from engine.engine import Engine, EngineDescription, EngineLimits, StepObserver
 from engine.kv_cache import KVCache, KVCacheShape
+from engine.sampler import sample
 from engine.scheduler import Scheduler
 from engine.sequence import SampledToken, ScheduledSequence, Sequence
 
@@ -117,8 +118,10 @@ def new_true_engine(num_blocks: int, block_size: int, max_num_batched_tokens: in
     kv_cache = KVCache(shape, torch.float32, CPU)
     blocks = BlockManager(num_blocks, block_size)
     scheduler = Scheduler(blocks, max_num_batched_tokens, max_num_seqs=64)
-    limits = EngineLimits(VOCAB_SIZE, MAX_MODEL_LEN, max_num_seqs=64, kv_capacity_tokens=num_blocks * block_size)
-    engine = Engine(TrueForward(kv_cache), kv_cache, scheduler, EngineDescription(LAYOUT, limits, ()))
+    limits = EngineLimits(
+        VOCAB_SIZE, MAX_MODEL_LEN, max_num_seqs=64, kv_capacity_tokens=num_blocks * block_size, block_size=block_size
+    )
+    engine = Engine(TrueForward(kv_cache), kv_cache, scheduler, sample, EngineDescription(LAYOUT, limits, ()))
     return TrueEngine(engine, blocks)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -13,8 +14,9 @@ from common.errors import IncompatiblePeer, QueueFull, WorkerLost
 from common.kv_layout import KVLayout
 from common.pb import serving_pb2 as pb
 from common.sampling import SamplingParams
-from router.admission import PREFILL_QUEUE_TOKENS, Admission, Placement
-from router.policy import least_loaded
+from router.admission import Admission, Placement
+from router.policy import PREFILL_QUEUE_TOKENS, make_policies
+from router.prefix_index import PrefixIndex
 from router.registry import Registry
 from router.request import Request
 from router.tenant import Tenant
@@ -30,10 +32,9 @@ class Pool:
     def __init__(
         self, max_queued: int = 10, *, max_queued_tokens: int = 100_000, must_check_pairs: bool = False
     ) -> None:
-        self.registry = Registry("tiny", must_check_pairs=must_check_pairs)
-        self.admission = Admission(
-            self.registry, least_loaded, least_loaded, QueueBounds(max_queued, max_queued_tokens)
-        )
+        self.registry = Registry("tiny", PrefixIndex(1000), must_check_pairs=must_check_pairs)
+        policies = make_policies("kv_aware", random.Random(0))
+        self.admission = Admission(self.registry, policies, QueueBounds(max_queued, max_queued_tokens))
         self.workers: list[Worker] = []
 
     def join(
@@ -43,6 +44,7 @@ class Pool:
         free_blocks: int = 1000,
         dtype: str = "float32",
         wire_dtype: str = "same",
+        block_size: int = 16,
     ) -> Worker:
         hello = pb.WorkerHello(
             worker_id=name,
@@ -53,6 +55,7 @@ class Pool:
             address="127.0.0.1:1",
             max_num_seqs=max_num_seqs,
             kv_capacity_tokens=16000,
+            block_size=block_size,
             max_model_len=1600,
             wire_dtype=wire_dtype,
         )
@@ -165,6 +168,58 @@ async def test_prompts_wait_in_the_router_once_a_prefill_worker_has_enough(pool:
         async with pool.admission.prefilling(first):
             pass
         await asyncio.wait_for(waiting, 5)
+
+
+def caches(pool: Pool, worker: Worker, prompt: Request, num_blocks: int) -> None:
+    """A heartbeat that tells of the prompt's first blocks."""
+    stored = prompt.prompt_hashes.of(worker.hello.block_size)[:num_blocks]
+    pool.registry.heard(worker, pb.WorkerLoad(free_blocks=1000, total_blocks=1000, stored_blocks=stored))
+
+
+async def test_a_prompt_goes_where_its_prefix_is_and_counts_there_as_what_is_left_to_compute(pool: Pool) -> None:
+    pool.join("prefill-0"), pool.join("decode-0", 10)
+    holder, decode = pool.join("prefill-1"), pool.join("decode-1", 10)
+    caches(pool, holder, request(101), 4)
+    caches(pool, decode, request(101), 2)
+    for _ in range(20):
+        async with pool.admission.place(request(101), is_retry=False) as placement:
+            assert (placement.prefill, placement.decode) == (holder, decode)
+            assert (holder.assigned_tokens, decode.assigned_tokens) == (101 - 64, 101)
+    assert {(await _placed(pool, num_tokens=10)).prefill for _ in range(40)} == {holder, pool.workers[0]}
+
+
+async def test_workers_of_unlike_block_sizes_are_each_asked_in_their_own(pool: Pool) -> None:
+    small, large, _ = pool.join("prefill-0"), pool.join("prefill-1", block_size=64), pool.join("decode-0", 10)
+    prompt = request(150)
+    caches(pool, small, prompt, 3)
+    caches(pool, large, prompt, 2)
+    assert pool.registry.cached_tokens(prompt.prompt_hashes, [small, large]) == {small: 48, large: 128}
+    assert (await _placed(pool, num_tokens=150)).prefill is large
+
+
+async def test_a_worker_that_returns_holds_only_what_it_then_reports(pool: Pool) -> None:
+    worker, prompt = pool.join("prefill-0"), request(101)
+    caches(pool, worker, prompt, 6)
+    assert pool.registry.num_cached_blocks(worker) == 6
+    pool.registry.leave(worker)
+    caches(pool, worker, prompt, 6)  # its last report, too late
+    again = pool.join("prefill-0")
+    assert pool.registry.num_cached_blocks(again) == 0
+    caches(pool, again, prompt, 1)
+    assert pool.registry.cached_tokens(prompt.prompt_hashes, [again]) == {again: 16}
+
+
+async def test_a_replacement_is_the_one_that_holds_the_prompt(pool: Pool) -> None:
+    lost, _, holder, _ = (pool.join(name) for name in ("prefill-0", "prefill-1", "prefill-2", "decode-0"))
+    caches(pool, lost, request(101), 6)
+    caches(pool, holder, request(101), 3)
+    async with pool.admission.place(request(101), is_retry=False) as placement:
+        async with pool.admission.prefilling(placement):
+            assert placement.prefill is lost
+        replaced = pool.admission.replace_prefill(request(101), placement)
+        async with pool.admission.prefilling(replaced):
+            assert replaced.prefill is holder
+            assert holder.assigned_tokens == 101 - 48
 
 
 async def test_a_decode_worker_without_blocks_is_not_chosen(pool: Pool) -> None:
@@ -332,3 +387,15 @@ async def test_a_queue_is_bounded_in_prompt_tokens() -> None:
 async def _placed(pool: Pool, *, is_retry: bool = False, num_tokens: int = 10) -> Placement:
     async with pool.admission.place(request(num_tokens), is_retry=is_retry) as placement:
         return placement
+
+
+async def test_a_tenants_prompt_is_looked_for_under_its_own_salt(pool: Pool) -> None:
+    prompt = list(range(33))
+    salted = Request(
+        "r", prompt, SamplingParams(max_tokens=4), time.monotonic() + 60, Tenant("acme", cache_salt=b"acme")
+    )
+    plain = Request("r", prompt, SamplingParams(max_tokens=4), time.monotonic() + 60)
+    worker = pool.join("prefill-0")
+    pool.registry.heard(worker, pb.WorkerLoad(stored_blocks=salted.prompt_hashes.of(16)))
+    assert pool.registry.cached_tokens(salted.prompt_hashes, [worker]) == {worker: 32}
+    assert pool.registry.cached_tokens(plain.prompt_hashes, [worker]) == {worker: 0}

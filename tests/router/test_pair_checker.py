@@ -18,6 +18,7 @@ from common.pb import serving_pb2_grpc as pb_grpc
 from common.rpc import answering, bind_port, new_server
 from router.pair_checker import MAX_CONCURRENT_CHECKS, NUM_PROMPT_TOKENS, PairChecker, probe_prompt
 from router.pairs import Pair, Standing
+from router.prefix_index import PrefixIndex
 from router.registry import Registry
 from router.worker import Worker
 
@@ -67,7 +68,7 @@ class Cluster:
     def __init__(self, address: str, workers: ScriptedWorkers) -> None:
         self.workers = workers
         self.results: list[str] = []
-        self.registry = Registry("tiny", must_check_pairs=True)
+        self.registry = Registry("tiny", PrefixIndex(1000), must_check_pairs=True)
         self.checker = PairChecker(self.registry, self.results.append)
         self.changes = 0
         self.registry.on_change = self._changed

@@ -230,7 +230,7 @@ def new_engine(model: Decoder, block_size: int) -> Engine:
     shape = worker.kv_cache.shape
     capacity = shape.num_blocks * block_size
     layout = KVLayout("walkthrough", shape.num_layers, shape.num_kv_heads, shape.head_dim, "float32", "theta=10000")
-    limits = EngineLimits(CONFIG.vocab_size, 1024, 8, capacity)
+    limits = EngineLimits(CONFIG.vocab_size, 1024, 8, capacity, block_size)
     scheduler = Scheduler(BlockManager(shape.num_blocks, block_size), max_num_batched_tokens=1024, max_num_seqs=8)
     forward = EagerForward(model, worker.kv_cache, TorchReferenceAttention())
     description = EngineDescription(layout, limits, eos_token_ids=())

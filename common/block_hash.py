@@ -1,7 +1,8 @@
 """What a full KV block holds, as one number: a chain over every token up to its end.
 
-Equal hashes mean equal prefixes, so the hash must be one that nobody can make collide: 128 bits of BLAKE2b. The salt
-starts the chain: prompts of different salts never share a block.
+Workers report by it what their prefix caches hold, and the router looks prompts up by it. Equal hashes mean equal
+prefixes, so the hash must be one that nobody can make collide: 128 bits of BLAKE2b. The salt starts the chain: prompts
+of different salts never share a block.
 """
 
 from __future__ import annotations
