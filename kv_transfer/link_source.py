@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,7 +17,6 @@ from common.errors import (
     ServingError,
     TransferAborted,
     TransferError,
-    TransferTimeout,
 )
 from common.identity import Ticket
 from common.pb import kv_transfer_pb2 as pb
@@ -26,11 +25,12 @@ from kv_transfer.frame_queue import FrameQueue
 from kv_transfer.handshake import Agreement
 from kv_transfer.heads import take_heads
 from kv_transfer.link import Endpoint, SourceChannel
+from kv_transfer.outgoing import AbortFrame, CommitFrame, Frame, LinkedTransfer, PieceFrame
 from kv_transfer.plan import MAX_AIM_BYTES, suitable_piece_bytes
 from kv_transfer.side_stream import side_stream
 from kv_transfer.staging import staged_bytes
-from kv_transfer.transport import KVPiece, LinkSpeed, TransferReceipt, TransferStats
-from kv_transfer.wire import MAX_PIECE_BYTES, Manifest, PieceHeader, describe, flat_bytes
+from kv_transfer.transport import KVPiece, LinkSpeed, TransferStats
+from kv_transfer.wire import Manifest, describe, flat_bytes
 from kv_transfer.wire_dtype import ENCODINGS, WireDtype
 
 logger = logging.getLogger(__name__)
@@ -57,81 +57,6 @@ class LinkContext:
     max_piece_bytes: int | None
 
 
-class LinkedTransfer:
-    """One attempt on a link; the OutgoingTransfer of every kind. All but `send` belong to the event loop."""
-
-    def __init__(self, ticket: Ticket, link: SourceLink, stats: TransferStats) -> None:
-        self.ticket = ticket
-        self.stats = stats
-        self.headers: list[PieceHeader] = []  # what was written, for the commit
-        self._link = link
-        self._is_over = asyncio.Event()
-        self._error: TransferError | None = None
-
-    @property
-    def is_over(self) -> bool:
-        return self._is_over.is_set()
-
-    @property
-    def has_room(self) -> bool:
-        """Also once the link is dead: what is sent then goes nowhere, and `commit` says why."""
-        return self._link.backlog.has_room or not self._link.is_alive
-
-    @property
-    def piece_bytes(self) -> int:
-        return self._link.piece_bytes
-
-    def send(self, piece: KVPiece) -> None:
-        piece = replace(piece, data=self._link.shared_heads(piece.data))
-        assert 0 < piece.num_bytes <= MAX_PIECE_BYTES, "plan.py cuts pieces to fit"
-        self._link.backlog.add(piece.num_bytes)
-        self._link.frames.put(_PieceFrame(self, piece, _computed(piece.data)))
-
-    async def commit(self, first_token: int, timeout_s: float) -> TransferReceipt:
-        self._link.frames.put(_CommitFrame(self, first_token))
-        try:
-            while not self.is_over:
-                await self._wait_while_link_moves(timeout_s)
-        except asyncio.CancelledError:
-            self.abort()
-            raise
-        if self._error is not None:
-            raise self._error
-        return TransferReceipt(len(self.headers), sum(header.num_bytes for header in self.headers))
-
-    async def _wait_while_link_moves(self, timeout_s: float) -> None:
-        """A slow link is no lost one, and what others have queued on it is not this transfer's fault."""
-        progress = self._link.progress
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._is_over.wait()
-        except TimeoutError:
-            if self._link.progress == progress:
-                self.fail(TransferTimeout(f"nothing has moved on the KV link to {self._link.peer} for {timeout_s} s"))
-
-    def abort(self) -> None:
-        self.fail(TransferAborted("the source aborted the transfer"))
-
-    def succeed(self) -> None:
-        if not self.is_over:
-            self.stats.transfers_committed += 1
-            self._end()
-
-    def fail(self, error: TransferError) -> None:
-        """End with this error, unless it has ended already. The destination is told, in case it still waits."""
-        if self.is_over:
-            return
-        self._error = error
-        if not isinstance(error, TransferAborted):
-            self.stats.transfers_failed += 1
-        self._end()
-        self._link.frames.put(_AbortFrame(self.ticket))
-
-    def _end(self) -> None:
-        self._is_over.set()
-        self._link.forget(self)
-
-
 class SourceLink:
     """One link, from the handshake on, until either end closes it or dies. Never comes back: the sender dials anew."""
 
@@ -140,7 +65,7 @@ class SourceLink:
         self.transport = channel.wire_name
         self.speed: LinkSpeed | None = None  # until measured
         self.progress = 0  # frames that have left or come; whoever waits for the link sees whether it moves
-        self.frames: FrameQueue[_Frame] = FrameQueue()
+        self.frames: FrameQueue[Frame] = FrameQueue()
         self.backlog = Backlog(MAX_BACKLOG_BYTES, context.on_room)
         self._context = context
         self._credit = Credit(agreement.credit_bytes, context.stall_timeout_s)
@@ -221,15 +146,15 @@ class SourceLink:
         while True:
             await self._write(await self.frames.get())
 
-    async def _write(self, frame: _Frame) -> None:
+    async def _write(self, frame: Frame) -> None:
         match frame:
-            case _PieceFrame(transfer, piece, computed):
+            case PieceFrame(transfer, piece, computed):
                 if not transfer.is_over:
                     await self._write_piece(transfer, piece, computed)
                 self.backlog.remove(piece.num_bytes)
-            case _CommitFrame(transfer, first_token) if not transfer.is_over:
+            case CommitFrame(transfer, first_token) if not transfer.is_over:
                 await self._channel.write(pb.LinkRequest(commit=self._commit_of(transfer, first_token)))
-            case _AbortFrame(ticket):
+            case AbortFrame(ticket):
                 await self._channel.write(pb.LinkRequest(abort=pb.AbortTransfer(ticket=ticket.to_pb())))
 
     async def _write_piece(self, transfer: LinkedTransfer, piece: KVPiece, computed: torch.cuda.Event | None) -> None:
@@ -292,33 +217,3 @@ class SourceLink:
         transfer = self._transfers.get(Ticket.from_pb(ended.ticket))
         if transfer is not None:
             transfer.fail(TransferAborted(ended.reason))
-
-
-@dataclass(frozen=True)
-class _PieceFrame:
-    transfer: LinkedTransfer
-    piece: KVPiece
-    computed: torch.cuda.Event | None
-
-
-@dataclass(frozen=True)
-class _CommitFrame:
-    transfer: LinkedTransfer
-    first_token: int
-
-
-@dataclass(frozen=True)
-class _AbortFrame:
-    ticket: Ticket
-
-
-_Frame = _PieceFrame | _CommitFrame | _AbortFrame
-
-
-def _computed(data: Tensor) -> torch.cuda.Event | None:
-    """An event on the caller's stream after which a CUDA tensor may be read from any other stream."""
-    if not data.is_cuda:
-        return None
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record(torch.cuda.current_stream(data.device))
-    return event

@@ -12,7 +12,8 @@ from common.identity import Ticket
 from common.transfer_config import TransferConfig
 from kv_transfer.handshake import greet
 from kv_transfer.link import Endpoint, Way
-from kv_transfer.link_source import LinkContext, LinkedTransfer, SourceLink
+from kv_transfer.link_source import LinkContext, SourceLink
+from kv_transfer.outgoing import LinkedTransfer
 from kv_transfer.probe import measure
 from kv_transfer.transport import Destination, LinkReport, Offer, TransferStats
 
