@@ -43,7 +43,7 @@ class Tally:
             ("workers killed", self.deaths),
             *((f"pieces rejected: {why}", count) for why, count in sorted(self.destinations.pieces_rejected.items())),
             ("stale pieces", self.destinations.stale_pieces),
-            ("quarantined blocks", self.destinations.quarantined_blocks),
+            ("quarantined blocks", len(self.destinations.quarantined)),
             ("wrong", len(self.wrong)),
             ("leaked", len(self.leaked)),
             ("stuck", len(self.stuck)),
@@ -57,6 +57,6 @@ def add_up(total: TransferStats, more: TransferStats) -> None:
     total.pieces += more.pieces
     total.bytes += more.bytes
     total.stale_pieces += more.stale_pieces
-    total.quarantined_blocks += more.quarantined_blocks
+    total.quarantined += more.quarantined
     for reason, count in more.pieces_rejected.items():
         total.pieces_rejected[reason] = total.pieces_rejected.get(reason, 0) + count

@@ -15,6 +15,7 @@ from common.identity import new_incarnation
 from common.pb import serving_pb2 as pb
 from common.rpc import bind_port, new_server
 from common.transfer_config import MIB, TransferConfig
+from decode_worker.intake import KVIntake
 from decode_worker.worker import DecodeWorker
 from engine.async_engine import AsyncEngine
 from kv_transfer.factory import Surroundings, make_receiver, new_way
@@ -148,7 +149,7 @@ class DecodeNode:
         self.check = TruthCheck(self._truth.engine)
         self.engine = AsyncEngine(self._truth.engine, tap=self.check)
         self.receiver = _new_receiver(around, address, self.staging, self.process.die)
-        self._worker = DecodeWorker(self.engine, self.receiver)
+        self._worker = DecodeWorker(self.engine, KVIntake(self.engine, self.receiver))
         self._kind = around.kind
         self._address = address
         self._server: grpc.aio.Server | None = None

@@ -28,7 +28,7 @@ async def test_without_faults_every_request_is_answered_and_the_counters_of_trou
     assert tally.destinations.transfers_committed == 60
     assert tally.sources.transfers_failed == tally.destinations.transfers_failed == 0
     assert tally.destinations.pieces_rejected == {}
-    assert tally.destinations.stale_pieces == tally.destinations.quarantined_blocks == 0
+    assert tally.destinations.stale_pieces == len(tally.destinations.quarantined) == 0
     assert tally.sources.pieces == tally.destinations.pieces > 60
     assert tally.sources.bytes == tally.destinations.bytes
 

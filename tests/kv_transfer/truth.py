@@ -16,7 +16,7 @@ from common.kv_layout import KVLayout
 from common.sampling import SamplingParams
 from engine.batch import Batch
 from engine.block_manager import BlockManager
-from engine.engine import Engine, EngineDescription, EngineLimits, StepObserver
+from engine.engine import Engine, EngineDescription, EngineLimits, OnLayerComputed, StepObserver
 from engine.kv_cache import KVCache, KVCacheShape
 from engine.sampler import sample
 from engine.scheduler import Scheduler
@@ -75,15 +75,10 @@ class TruthCheck:
     inner: StepObserver | None = None
     wrong: list[str] = field(default_factory=list)
 
-    def on_scheduled(self, scheduled: Seq[ScheduledSequence]) -> None:
+    def on_scheduled(self, scheduled: Seq[ScheduledSequence]) -> OnLayerComputed | None:
         for part in scheduled:
             self._check(part)
-        if self.inner is not None:
-            self.inner.on_scheduled(scheduled)
-
-    def on_layer_computed(self, layer: int) -> None:
-        if self.inner is not None:
-            self.inner.on_layer_computed(layer)
+        return None if self.inner is None else self.inner.on_scheduled(scheduled)
 
     def on_sampled(self, sampled: Seq[SampledToken]) -> None:
         if self.inner is not None:
