@@ -48,13 +48,23 @@ class RouterSection(Section):
     grpc_port: Port = 8001
     control_port: Port = 8002  # workers register here; never expose it
     policy: Literal["kv_aware", "least_loaded", "round_robin"] = "kv_aware"
+    # who computes prompts: prefill workers always, decode workers (never), or whoever measurement favours
+    disaggregation: Literal["auto", "always", "never"] = "auto"
     max_index_blocks: Annotated[int, Field(ge=1)] = 1_000_000  # of all workers' prefix caches; about 200 bytes each
     max_queued_requests: Annotated[int, Field(ge=1)] = 256
-    max_queued_tokens: Annotated[int, Field(ge=1)] = 1_000_000  # of the prompts in the queue
+    max_queued_tokens: Annotated[int, Field(ge=1)] = 1_000_000  # of the queue's prompts, less what workers cache
     api_keys_file: Path | None = None  # who may call; none: everybody
     share_prefix_cache: bool = False  # between the names in api_keys_file
     request_timeout_s: Annotated[float, Field(gt=0)] = 600.0
     max_attempts: Annotated[int, Field(ge=1)] = 3
+
+
+class SloSection(Section):
+    # A request whose first token is predicted to come later is refused at once. None: none is, unless its own deadline
+    # is nearer than that
+    ttft_s: Annotated[float, Field(gt=0)] | None = None
+    # What running streams are owed while prompts are computed beside them: those are cut to fit
+    tpot_s: Annotated[float, Field(gt=0)] = 0.15
 
 
 class PoolSection(Section):
@@ -100,6 +110,7 @@ class SecuritySection(Section):
 class ServeConfig(Section):
     model: ModelSection = ModelSection()
     router: RouterSection = RouterSection()
+    slo: SloSection = SloSection()
     prefill: PoolSection = PoolSection()
     decode: PoolSection = PoolSection()
     colocated: PoolSection = PoolSection(replicas=0)
@@ -153,6 +164,7 @@ class ServeConfig(Section):
             gpu_memory_fraction=pool.gpu_memory_fraction,
             max_num_batched_tokens=pool.max_num_batched_tokens,
             max_num_seqs=pool.max_num_seqs,
+            tpot_goal_s=self.slo.tpot_s,
             max_model_len=self.model.max_model_len,
         )
 

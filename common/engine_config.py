@@ -18,5 +18,6 @@ class EngineConfig:
     kv_cache_bytes: int | None = None  # None: 1 GiB on a CPU, gpu_memory_fraction on a GPU
     gpu_memory_fraction: float = 0.9  # of the GPU memory that is free once the weights are loaded
     max_num_batched_tokens: int | None = None  # tokens per step; None: by device
+    tpot_goal_s: float | None = None  # prompts are cut so that steps beside running streams take no longer
     max_num_seqs: int = 64  # sequences per step
     max_model_len: int | None = None  # tokens, prompt and answer; None: the model's own

@@ -67,6 +67,12 @@ class QueueFull(Overloaded):
     code = "queue_full"
 
 
+class WouldMissDeadline(Overloaded):
+    """The first token would come too late, so nothing was spent on it. `retry_after_s` is set by whoever raises it."""
+
+    code = "would_miss_deadline"
+
+
 class RateLimited(Overloaded):
     """This client has had its share; others are served. `retry_after_s` is set by whoever raises it."""
 

@@ -27,6 +27,7 @@ from engine.native.load import NoKernels, load_native, require_native
 from engine.native.model import accelerate, misfit
 from engine.native.packing import WeightFormat
 from engine.native.sampling import NativeSampler
+from engine.pace import Pace
 from engine.sampler import Sampler, sample
 from engine.scheduler import Scheduler
 
@@ -96,7 +97,7 @@ def assemble_engine(
         "off" if capture is None else "for decode steps",
         num_threads,
     )
-    return Engine(forward, kv_cache, scheduler, sampler, description)
+    return Engine(forward, kv_cache, scheduler, sampler, description, Pace(budget, config.tpot_goal_s))
 
 
 def _describe(loaded: LoadedModel, config: EngineConfig, shape: KVCacheShape, capacity: int) -> EngineDescription:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from engine.block_manager import CacheEvents, slot_mapping
 from engine.download import Download
 from engine.forward import Forward
 from engine.kv_cache import KVCache
+from engine.pace import Pace
 from engine.sampler import Sampler
 from engine.scheduler import Scheduler
 from engine.sequence import SampledToken, ScheduledSequence, Sequence
@@ -73,6 +75,8 @@ class EngineLoad:
     uncached_tokens: int  # prompt tokens still to compute
     free_blocks: int
     total_blocks: int
+    prefill_s_per_token: float  # of prompts that have the engine for themselves; 0: not known yet
+    decode_step_s: float  # at the number of sequences that decode now, without prompts beside them; 0: not known yet
 
 
 class Engine:
@@ -85,6 +89,7 @@ class Engine:
         scheduler: Scheduler,
         sampler: Sampler,
         description: EngineDescription,
+        pace: Pace,
     ) -> None:
         self._forward = forward
         self._kv_cache = kv_cache
@@ -93,6 +98,8 @@ class Engine:
         self.layout = description.layout
         self.limits = description.limits
         self.sampler = sampler
+        self._pace = pace
+        scheduler.prompt_budget = pace.prompt_budget
         self.device = kv_cache.device
         self.num_steps = 0
 
@@ -148,6 +155,7 @@ class Engine:
     def step(self, observer: StepObserver) -> bool:
         """Compute one batch: decode tokens and prefill chunks together. False: nothing can run before a command
         changes that, because reservations hold the blocks, or all prompts are held back."""
+        start_s = time.perf_counter()
         scheduled = self._scheduler.schedule()
         if not scheduled:
             return False
@@ -157,8 +165,15 @@ class Engine:
         tokens = self._sample(logits, scheduled)
         self._advance(scheduled)  # while the tokens are on their way from the device
         self.num_steps += 1
-        observer.on_sampled(self._commit(scheduled, tokens.tolist()))
+        sampled = self._commit(scheduled, tokens.tolist())
+        self._note_pace(scheduled, time.perf_counter() - start_s)
+        observer.on_sampled(sampled)
         return True
+
+    def _note_pace(self, scheduled: Seq[ScheduledSequence], seconds: float) -> None:
+        num_tokens = sum(part.num_scheduled_tokens for part in scheduled)
+        num_decodes = sum(part.num_scheduled_tokens == 1 for part in scheduled)
+        self._pace.observe(num_tokens - num_decodes, num_decodes, seconds)
 
     def _sample(self, logits: Tensor, scheduled: Seq[ScheduledSequence]) -> Download:
         sequences = [part.sequence for part in scheduled if part.is_sampled]
@@ -193,6 +208,7 @@ class Engine:
 
     def load(self) -> EngineLoad:
         scheduler = self._scheduler
+        num_decodes = sum(s.num_uncomputed_tokens == 1 for s in scheduler.running)
         pending = (*scheduler.waiting, *scheduler.activated, *scheduler.running)
         return EngineLoad(
             num_waiting=len(scheduler.waiting) + len(scheduler.activated),
@@ -201,6 +217,8 @@ class Engine:
             uncached_tokens=sum(s.num_uncomputed_tokens for s in pending if s.num_uncomputed_tokens > 1),
             free_blocks=scheduler.blocks.num_free,
             total_blocks=scheduler.blocks.num_blocks,
+            prefill_s_per_token=self._pace.prefill_s_per_token(),
+            decode_step_s=self._pace.decode_step_s(max(1, num_decodes)),
         )
 
     def counters(self) -> dict[str, int]:

@@ -32,6 +32,7 @@ class Scheduler:
         self.running: list[Sequence] = []  # oldest first
         self.reserved: set[Sequence] = set()
         self.is_held_back: Callable[[Sequence], bool] = lambda sequence: False  # a prompt, in the coming step
+        self.prompt_budget: Callable[[int], int] = self._room_beside  # prompt tokens in a step with so many decodes
         self.num_preemptions = 0
         self.num_prompt_tokens = 0  # of sequences admitted to be computed here
         self.num_cached_tokens = 0  # those among them that the prefix cache had
@@ -91,10 +92,13 @@ class Scheduler:
         self._admit()
         decodes = [s for s in self.running if s.num_uncomputed_tokens == 1][: self._max_num_batched_tokens]
         prefills = [s for s in self.running if s.num_uncomputed_tokens > 1 and not self.is_held_back(s)]
-        shares = dict.fromkeys(decodes, 1) | share_budget(prefills, self._max_num_batched_tokens - len(decodes))
+        shares = dict.fromkeys(decodes, 1) | share_budget(prefills, self.prompt_budget(len(decodes)))
         scheduled = [ScheduledSequence(s, s.num_computed_tokens, share) for s, share in shares.items()]
         scheduled.sort(key=lambda part: part.num_scheduled_tokens > 1)
         return scheduled
+
+    def _room_beside(self, num_decodes: int) -> int:
+        return self._max_num_batched_tokens - num_decodes
 
     def _secure_next_blocks(self) -> None:
         """Give every running sequence the block of its next token, preempting the newest while there is none."""

@@ -71,6 +71,12 @@ class FairQueue(Generic[T]):
         turn = self._turns.get(tenant)
         return 0 if turn is None else turn.lanes.num_tokens
 
+    def tokens_before(self, entry: T) -> int:
+        """That would be given before somebody new gets its turn: of each other tenant no more than of its own."""
+        own = self.tokens_of(entry.tenant)
+        others = (turn.lanes.num_tokens for tenant, turn in self._turns.items() if tenant != entry.tenant)
+        return own + sum(min(tokens, own + entry.cost) for tokens in others)
+
     def heaviest(self) -> str:
         """The tenant with the most tokens waiting; takes time for each tenant. Somebody must wait."""
         return max(self._turns, key=self.tokens_of)

@@ -141,4 +141,5 @@ def _timings(request: Request) -> pb.Timings:
         prefill_worker=request.prefill_worker,
         decode_worker=request.decode_worker,
         attempts=request.attempts,
+        placement=request.placement,
     )

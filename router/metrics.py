@@ -33,10 +33,10 @@ class RouterMetrics:
         self.retries = Counter(
             "request_retries_total", "Attempts begun again, by cause", ["error"], registry=self.registry
         )
-        self.colocated = Counter(
-            "colocated_requests_total",
-            "Prompts computed by their decode worker, by reason",
-            ["reason"],
+        self.placements = Counter(
+            "placements_total",
+            "Attempts by who computed the prompt, a prefill worker or the decode worker itself, and why",
+            ["computed_by", "reason"],
             registry=self.registry,
         )
         self.prompt_tokens = Counter("prompt_tokens_total", "Prompt tokens of ended requests", registry=self.registry)
@@ -75,7 +75,8 @@ class RouterMetrics:
         for stage, seconds in timeline.stages.items():
             self.stage.labels(stage.value).observe(seconds)
         logger.info(
-            "%s %s prompt=%d output=%d ttft_s=%s transfer_s=%.3f end_to_end_s=%.3f prefill=%s decode=%s attempts=%d%s",
+            "%s %s prompt=%d output=%d ttft_s=%s transfer_s=%.3f end_to_end_s=%.3f prefill=%s decode=%s attempts=%d "
+            "placement=%s%s",
             request.request_id,
             timeline.state,
             len(request.prompt_token_ids),
@@ -86,5 +87,6 @@ class RouterMetrics:
             request.prefill_worker or "-",
             request.decode_worker or "-",
             request.attempts,
+            request.placement.replace(": ", "/") or "-",
             f" error={type(error).__name__}: {error.message}" if error else "",
         )

@@ -30,9 +30,10 @@ from common.identity import new_transfer_id
 from common.lifecycle import Stage, State
 from common.pb import serving_pb2 as pb
 from common.sampling import FinishReason
-from router.admission import Admission, Placement
+from router.admission import Admission
 from router.legs import Attempt, DecodeLeg, decode_leg, prefill_events
 from router.metrics import RouterMetrics
+from router.placement import Placement
 from router.request import Request, TokenDelta
 
 logger = logging.getLogger(__name__)
@@ -139,31 +140,35 @@ class RequestPipeline:
         async with self._admission.place(request, is_retry=is_retry) as placement:
             request.timeline.enter(State.RESERVING)
             request.decode_worker = placement.decode.worker_id
-            is_colocated = placement.prefill is None
-            async with decode_leg(placement.decode, attempt, compute_prompt=is_colocated) as decode:
-                if is_colocated:
-                    await self._colocated(request, decode, emit)
+            self._note_placement(request, placement)
+            async with decode_leg(placement.decode, attempt, compute_prompt=placement.is_local) as decode:
+                if placement.is_local:
+                    await self._local(request, placement, decode, emit)
                 else:
                     await self._disaggregated(request, attempt, placement, decode, emit)
 
-    async def _colocated(self, request: Request, decode: DecodeLeg, emit: Emit) -> None:
-        """The decode worker computes the prompt itself: no prefill leg, no transfer. Counted, never silent."""
-        self._metrics.colocated.labels("pool").inc()
+    def _note_placement(self, request: Request, placement: Placement) -> None:
+        """Every decision is counted and told, never silent."""
+        computed_by = "decode" if placement.is_local else "prefill"
+        request.placement = f"{computed_by}: {placement.reason}"
+        self._metrics.placements.labels(computed_by, placement.reason).inc()
+
+    async def _local(self, request: Request, placement: Placement, decode: DecodeLeg, emit: Emit) -> None:
+        """The decode worker computes the prompt itself: no prefill leg, no transfer."""
         timeline = request.timeline
         request.prefill_worker = ""
         timeline.enter(State.PREFILLING)
-        while True:
+        async with self._admission.prefilling(placement):
             event = await decode.next()
-            if event.HasField("started"):
-                timeline.enter_stage(Stage.PREFILL)
-                _note_cached(request, event.started.cached_tokens)
-                continue
-            delta = _delta(event.token)
+            timeline.enter_stage(Stage.PREFILL)
+            _note_cached(request, event.started.cached_tokens)
+            delta = _delta((await decode.next()).token)
+        emit(delta)
+        if delta.finish_reason is None:
+            timeline.enter(State.DECODING)
+        while delta.finish_reason is None:
+            delta = _delta((await decode.next()).token)
             emit(delta)
-            if delta.finish_reason is not None:
-                return
-            if timeline.state is State.PREFILLING:
-                timeline.enter(State.DECODING)
 
     async def _disaggregated(
         self, request: Request, attempt: Attempt, placement: Placement, decode: DecodeLeg, emit: Emit
@@ -233,6 +238,8 @@ class RequestPipeline:
             await has_first_token.wait()
             if event.HasField("started"):
                 timeline.enter(State.DECODING, Stage.DECODE_WAIT)
+                if request.attempts == 1:  # stages add up over attempts
+                    self._admission.note_handoff(timeline.stages[Stage.RESERVE] + timeline.stages[Stage.TRANSFER])
                 continue
             delta = _delta(event.token)
             timeline.enter_stage(Stage.DECODE)

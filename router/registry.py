@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
@@ -29,11 +30,16 @@ class Registry:
     that `on_new_pair` and `on_lost_pair` for each pair that comes or goes with it.
     """
 
-    def __init__(self, model: str, index: PrefixIndex, *, must_check_pairs: bool) -> None:
-        """must_check_pairs: somebody will check each new pair; until then it is not chosen."""
+    def __init__(
+        self, model: str, index: PrefixIndex, *, must_check_pairs: bool, lone_decode_s: float | None = None
+    ) -> None:
+        """must_check_pairs: somebody will check each new pair; until then it is not chosen.
+        lone_decode_s: how long a decode worker must have been a member before it computes prompts; None: it never does.
+        """
         self._model = model
         self._index = index
         self._must_check_pairs = must_check_pairs
+        self._lone_decode_s = lone_decode_s
         self._workers: dict[str, Worker] = {}
         self._pairs: dict[tuple[Worker, Worker], Pair] = {}
         self.on_change: Callable[[], None] = lambda: None
@@ -59,6 +65,11 @@ class Registry:
         pair = self._pairs.get((prefill, decode))
         return pair is not None and pair.is_good
 
+    def may_compute(self, decode: Worker) -> bool:
+        """Whether this decode worker may be asked to compute prompts. One that has just come usually waits for the
+        prefill workers that are about to come, and to be checked."""
+        return self._lone_decode_s is not None and time.monotonic() - decode.joined_s >= self._lone_decode_s
+
     def cached_tokens(self, prompt: PromptHashes, workers: Iterable[Worker]) -> dict[Worker, int]:
         """How many of a prompt's tokens each worker holds, from the first on, as of its last heartbeat."""
         block_sizes = {worker: worker.hello.block_size for worker in workers}
@@ -76,6 +87,8 @@ class Registry:
     def not_ready_reason(self) -> str | None:
         """Why no request can be served now, or None if one can."""
         if self.with_role(Role.COLOCATED):
+            return None
+        if any(self.may_compute(decode) for decode in self.with_role(Role.DECODE)):
             return None
         prefillers, decoders = self.with_role(Role.PREFILL), self.with_role(Role.DECODE)
         missing = [role for role, alive in (("prefill", prefillers), ("decode", decoders)) if not alive]

@@ -34,6 +34,7 @@ class Request:
     timeline: Timeline = field(default_factory=lambda: Timeline(time.monotonic))
     prefill_worker: str = ""  # empty: the decode worker computed the prompt
     decode_worker: str = ""
+    placement: str = ""  # who computed the prompt and why, such as "decode: short_prompt"
     attempts: int = 0
     cached_tokens: int = 0  # prefix-cache hits
     ended_by_stop_string: bool = False  # written by answer(): closing serve() then finishes, it does not cancel

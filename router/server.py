@@ -29,6 +29,7 @@ from router.http_server import HttpServer
 from router.metrics import RouterMetrics
 from router.pair_checker import PairChecker
 from router.pipeline import RequestPipeline
+from router.placement import PlacementGoals, Placer
 from router.policy import make_policies
 from router.prefix_index import PrefixIndex
 from router.registry import Registry, RegistryService
@@ -39,6 +40,10 @@ logger = logging.getLogger(__name__)
 
 STOP_GRACE_S = 1.0
 HTTP_START_S = 10.0
+DEFAULT_TTFT_GOAL_S = 3.0  # where none is configured, nothing is refused for it, but who computes a prompt hangs on it
+# By router.disaggregation: when decode workers begin to compute prompts. In a cluster that starts, prefill workers come
+# within seconds.
+LONE_DECODE_S = {"auto": 5.0, "always": None, "never": 0.0}
 
 
 class RouterServer:
@@ -69,11 +74,19 @@ class RouterServer:
         tokenizer = await asyncio.to_thread(load_tokenizer, path)
         metrics = RouterMetrics()
         index = PrefixIndex(config.router.max_index_blocks, metrics.dropped_index_blocks.inc)
-        registry = Registry(config.model.served_name, index, must_check_pairs=config.transfer.self_test)
+        registry = Registry(
+            config.model.served_name,
+            index,
+            must_check_pairs=config.transfer.self_test,
+            lone_decode_s=LONE_DECODE_S[config.router.disaggregation],
+        )
         checker = PairChecker(registry, lambda result: metrics.pair_checks.labels(result).inc())
         policies = make_policies(config.router.policy, random.Random())
         bounds = QueueBounds(config.router.max_queued_requests, config.router.max_queued_tokens)
-        admission = Admission(registry, policies, bounds)
+        goals = PlacementGoals(
+            config.router.disaggregation, config.slo.ttft_s or DEFAULT_TTFT_GOAL_S, config.slo.tpot_s
+        )
+        admission = Admission(registry, Placer(registry, policies, goals), bounds, config.slo.ttft_s)
         pipeline = RequestPipeline(admission, metrics, config.router.max_attempts)
         model = ServedModel(config.model.served_name, registry)
         gate = make_gate(config, lambda error: metrics.refusals.labels(type(error).__name__).inc())

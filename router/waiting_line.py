@@ -18,7 +18,7 @@ class QueueBounds:
     """Retries do not count: they have had their turn."""
 
     max_requests: int
-    max_tokens: int  # of their prompts; a longer prompt waits only in an empty line
+    max_tokens: int  # of their prompts, less what is cached; a longer prompt waits only in an empty line
 
 
 class WaitingLine(Generic[T]):
@@ -42,6 +42,10 @@ class WaitingLine(Generic[T]):
 
     def push_retry(self, entry: T) -> None:
         self._retries[entry] = None
+
+    def tokens_before(self, entry: T) -> int:
+        """Of the prompts that would have their turn before that of somebody new."""
+        return sum(retry.cost for retry in self._retries) + self._fair.tokens_before(entry)
 
     def peek(self) -> T | None:
         return next(iter(self._retries)) if self._retries else self._fair.peek()

@@ -13,6 +13,7 @@ from common.kv_layout import KVLayout
 from common.pb import serving_pb2 as pb
 from common.pb import serving_pb2_grpc as pb_grpc
 from common.rpc import new_channel, typed_errors
+from router.backlog import PromptBacklog
 from router.policy import WorkerSnapshot
 
 ROLES = {pb.ROLE_PREFILL: Role.PREFILL, pb.ROLE_DECODE: Role.DECODE, pb.ROLE_COLOCATED: Role.COLOCATED}
@@ -29,9 +30,10 @@ class Worker:
         self.worker_id = hello.worker_id
         self.role = ROLES[hello.role]
         self.load = pb.WorkerLoad()
-        self.heartbeat_s = time.monotonic()
+        self.joined_s = self.heartbeat_s = time.monotonic()
         self.is_suspect = False  # a call to it failed, and it has not been heard of since
         self.num_assigned = 0
+        self.prompts = PromptBacklog(time.monotonic)
         self.assigned_tokens = 0  # theirs, as WorkerSnapshot counts them
         self._channel = new_channel(hello.address)
         self.prefill = pb_grpc.PrefillStub(self._channel)
@@ -69,6 +71,7 @@ class Worker:
         load.ClearField("stored_blocks")
         load.ClearField("evicted_blocks")
         self.load = load
+        self.prompts.heard(load.uncached_tokens)
         self.heartbeat_s = time.monotonic()
         self.is_suspect = False
 

@@ -18,6 +18,7 @@ from engine.batch import Batch
 from engine.block_manager import BlockManager
 from engine.engine import Engine, EngineDescription, EngineLimits, OnLayerComputed, StepObserver
 from engine.kv_cache import KVCache, KVCacheShape
+from engine.pace import Pace
 from engine.sampler import sample
 from engine.scheduler import Scheduler
 from engine.sequence import SampledToken, ScheduledSequence, Sequence
@@ -116,7 +117,14 @@ def new_true_engine(num_blocks: int, block_size: int, max_num_batched_tokens: in
     limits = EngineLimits(
         VOCAB_SIZE, MAX_MODEL_LEN, max_num_seqs=64, kv_capacity_tokens=num_blocks * block_size, block_size=block_size
     )
-    engine = Engine(TrueForward(kv_cache), kv_cache, scheduler, sample, EngineDescription(LAYOUT, limits, ()))
+    engine = Engine(
+        TrueForward(kv_cache),
+        kv_cache,
+        scheduler,
+        sample,
+        EngineDescription(LAYOUT, limits, ()),
+        Pace(max_num_batched_tokens),
+    )
     return TrueEngine(engine, blocks)
 
 

@@ -10,31 +10,46 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from common.errors import IncompatiblePeer, QueueFull, WorkerLost
+from common.errors import IncompatiblePeer, QueueFull, WorkerLost, WouldMissDeadline
 from common.kv_layout import KVLayout
 from common.pb import serving_pb2 as pb
 from common.sampling import SamplingParams
-from router.admission import Admission, Placement
+from router.admission import Admission
+from router.disaggregation import Disaggregation
+from router.placement import Placement, PlacementGoals, Placer
 from router.policy import PREFILL_QUEUE_TOKENS, make_policies
 from router.prefix_index import PrefixIndex
 from router.registry import Registry
 from router.request import Request
+from router.server import LONE_DECODE_S
 from router.tenant import Tenant
 from router.waiting_line import QueueBounds
 from router.worker import HEARTBEAT_LOST_S, Worker
 
 ROLES = {"prefill": pb.ROLE_PREFILL, "decode": pb.ROLE_DECODE, "colocated": pb.ROLE_COLOCATED}
 
+TTFT_GOAL_S = 2.0
+
 
 class Pool:
     """A registry with workers that nobody calls, and an admission in front of them."""
 
     def __init__(
-        self, max_queued: int = 10, *, max_queued_tokens: int = 100_000, must_check_pairs: bool = False
+        self,
+        max_queued: int = 10,
+        *,
+        max_queued_tokens: int = 100_000,
+        must_check_pairs: bool = False,
+        disaggregation: Disaggregation = "auto",
+        max_ttft_s: float | None = None,
     ) -> None:
-        self.registry = Registry("tiny", PrefixIndex(1000), must_check_pairs=must_check_pairs)
-        policies = make_policies("kv_aware", random.Random(0))
-        self.admission = Admission(self.registry, policies, QueueBounds(max_queued, max_queued_tokens))
+        lone_decode_s = LONE_DECODE_S[disaggregation]
+        self.registry = Registry(
+            "tiny", PrefixIndex(1000), must_check_pairs=must_check_pairs, lone_decode_s=lone_decode_s
+        )
+        goals = PlacementGoals(disaggregation, ttft_s=TTFT_GOAL_S, tpot_s=0.1)
+        self.placer = Placer(self.registry, make_policies("kv_aware", random.Random(0)), goals)
+        self.admission = Admission(self.registry, self.placer, QueueBounds(max_queued, max_queued_tokens), max_ttft_s)
         self.workers: list[Worker] = []
 
     def join(
@@ -399,3 +414,118 @@ async def test_a_tenants_prompt_is_looked_for_under_its_own_salt(pool: Pool) -> 
     pool.registry.heard(worker, pb.WorkerLoad(stored_blocks=salted.prompt_hashes.of(16)))
     assert pool.registry.cached_tokens(salted.prompt_hashes, [worker]) == {worker: 32}
     assert pool.registry.cached_tokens(plain.prompt_hashes, [worker]) == {worker: 0}
+
+
+def measured(pool: Pool, worker: Worker, s_per_token: float, *, uncached: int = 0, decode_step_s: float = 0.0) -> None:
+    """A heartbeat with what the worker's engine has measured. A decode step that is told of is one with streams."""
+    load = pb.WorkerLoad(
+        free_blocks=1000,
+        total_blocks=1000,
+        uncached_tokens=uncached,
+        prefill_s_per_token=s_per_token,
+        decode_step_s=decode_step_s,
+        num_running=1 if decode_step_s else 0,
+    )
+    pool.registry.heard(worker, load)
+
+
+def grown(pool: Pool, name: str) -> Worker:
+    """A decode worker that has been a member for long enough to compute prompts."""
+    worker = pool.join(name, 10)
+    worker.joined_s -= 60
+    return worker
+
+
+async def test_a_request_that_cannot_make_its_deadline_is_refused_with_the_prediction(pool: Pool) -> None:
+    prefill, _ = pool.join("prefill-0"), pool.join("decode-0", 10)
+    hurried = request(1000)
+    hurried.deadline_s = hurried.timeline.arrival_s + 0.5
+    async with pool.admission.place(request(1000), is_retry=False) as first:
+        assert first.ttft_s is None  # nobody has measured, so nobody is refused
+    measured(pool, prefill, 0.002)
+    with pytest.raises(WouldMissDeadline, match=r"2\.0 s after .* at most 0\.5 s") as refusal:
+        async with pool.admission.place(hurried, is_retry=False):
+            raise AssertionError("it was placed")
+    assert 1.4 < (refusal.value.retry_after_s or 0) < 1.7
+    async with pool.admission.place(hurried, is_retry=True):
+        pass  # somebody reads its answer already
+
+
+async def test_what_is_ahead_in_the_line_and_on_the_workers_counts(pool: Pool) -> None:
+    pool.admission = Admission(pool.registry, pool.placer, QueueBounds(10, 100_000), 4.9)
+    prefill, _ = pool.join("prefill-0"), pool.join("decode-0", 10)
+    measured(pool, prefill, 0.001, uncached=1000)
+    async with pool.admission.place(request(2500), is_retry=False):  # 1 s for others, 2.5 s of its own
+        waiting = asyncio.create_task(_placed(pool, num_tokens=500))
+        while not pool.admission.num_queued:
+            await asyncio.sleep(0)
+        with pytest.raises(WouldMissDeadline, match="behind 500 prompt tokens"):
+            await _placed(pool, num_tokens=1000)
+    assert (await asyncio.wait_for(waiting, 5)).prefill is prefill
+
+
+async def test_one_whose_turn_comes_too_late_is_refused_before_anything_is_spent_on_it() -> None:
+    pool = Pool(max_ttft_s=1.0)
+    prefill, _ = pool.join("prefill-0"), pool.join("decode-0", max_num_seqs=1)
+    async with pool.admission.place(request(), is_retry=False):
+        waiting = asyncio.create_task(_placed(pool, num_tokens=100))
+        while not pool.admission.num_queued:
+            await asyncio.sleep(0)
+        measured(pool, prefill, 0.02)
+    with pytest.raises(WouldMissDeadline, match="now that its turn has come"):
+        await asyncio.wait_for(waiting, 5)
+    assert (await asyncio.wait_for(_placed(pool), 5)).prefill is prefill
+    assert all(worker.num_assigned == worker.prompts.given_tokens == 0 for worker in pool.workers)
+
+
+async def test_a_decode_worker_helps_when_the_prefill_queue_would_miss_the_goal(pool: Pool) -> None:
+    prefill, decode = pool.join("prefill-0"), grown(pool, "decode-0")
+    measured(pool, prefill, 0.002, uncached=400), measured(pool, decode, 0.002, decode_step_s=0.02)
+    assert (await _placed(pool, num_tokens=300)).reason == "disaggregated"  # 0.8 + 0.6 s of the 2 s, of which 0.8
+    measured(pool, prefill, 0.002, uncached=800)
+    async with pool.admission.place(request(300), is_retry=False) as placement:
+        assert (placement.prefill, placement.decode, placement.reason) == (None, decode, "prefill_queue")
+        assert decode.prompts.given_tokens == 300
+        async with pool.admission.prefilling(placement):
+            pass
+        assert decode.prompts.given_tokens == 0
+
+
+async def test_streams_that_leave_no_time_keep_prompts_off_their_worker(pool: Pool) -> None:
+    prefill, decode = pool.join("prefill-0"), grown(pool, "decode-0")
+    measured(pool, prefill, 0.002, uncached=1500), measured(pool, decode, 0.002, decode_step_s=0.095)
+    assert (await _placed(pool, num_tokens=300)).reason == "disaggregated"
+
+
+async def test_a_prompt_that_costs_less_than_a_handoff_is_computed_where_it_is_decoded(pool: Pool) -> None:
+    prefill, decode = pool.join("prefill-0"), grown(pool, "decode-0")
+    measured(pool, prefill, 0.001), measured(pool, decode, 0.001)
+    assert (await _placed(pool, num_tokens=20)).reason == "disaggregated"
+    pool.admission.note_handoff(0.030)
+    assert (await _placed(pool, num_tokens=20)).reason == "short_prompt"
+    assert (await _placed(pool, num_tokens=40)).reason == "disaggregated"
+    caches(pool, decode, request(40), 2)
+    decode.load.prefill_s_per_token = 0.001
+    assert (await _placed(pool, num_tokens=40)).reason == "short_prompt"
+
+
+async def test_decode_workers_serve_alone_once_no_prefill_worker_is_left(pool: Pool) -> None:
+    prefill, decode = pool.join("prefill-0"), grown(pool, "decode-0")
+    pool.registry.leave(prefill)
+    assert pool.registry.not_ready_reason() is None
+    placement = await _placed(pool)
+    assert (placement.prefill, placement.decode, placement.reason) == (None, decode, "no_prefill_worker")
+
+
+@pytest.mark.parametrize(("mode", "reason"), [("always", None), ("never", "never")])
+async def test_the_setting_overrules_measurement(mode: Disaggregation, reason: str | None) -> None:
+    pool = Pool(disaggregation=mode)
+    prefill = pool.join("prefill-0")
+    grown(pool, "decode-0")
+    assert (await _placed(pool)).reason == (reason or "disaggregated")
+    pool.registry.leave(prefill)
+    if reason is None:
+        with pytest.raises(WorkerLost, match="no prefill worker"):
+            await _placed(pool)
+    else:
+        assert (await _placed(pool)).reason == reason

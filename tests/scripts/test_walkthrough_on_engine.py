@@ -19,6 +19,7 @@ from engine.forward import EagerForward
 from engine.kv_cache import KVCache, KVCacheShape
 from engine.model.config import ModelConfig, RopeConfig
 from engine.model.decoder import Decoder
+from engine.pace import Pace
 from engine.sampler import sample
 from engine.scheduler import Scheduler
 from engine.sequence import SampledToken, ScheduledSequence, Sequence
@@ -234,7 +235,7 @@ def new_engine(model: Decoder, block_size: int) -> Engine:
     scheduler = Scheduler(BlockManager(shape.num_blocks, block_size), max_num_batched_tokens=1024, max_num_seqs=8)
     forward = EagerForward(model, worker.kv_cache, TorchReferenceAttention())
     description = EngineDescription(layout, limits, eos_token_ids=())
-    return Engine(forward, worker.kv_cache, scheduler, sample, description)
+    return Engine(forward, worker.kv_cache, scheduler, sample, description, Pace(1024))
 
 
 def run_to_end(engine: Engine, recorder: StepRecorder) -> None:

@@ -1,0 +1,38 @@
+"""Who computes a prompt: a table of examples."""
+
+from __future__ import annotations
+
+import pytest
+
+from router.disaggregation import Disaggregation, Local, Reason, Remote, Yardsticks, choose
+
+YARDSTICKS = Yardsticks(ttft_goal_s=1.0, handoff_s=0.01)
+IDLE, BUSY, FULL, UNMEASURED = Remote(True, 0.3), Remote(True, 0.9), Remote(False, 0.9), Remote(True, None)
+QUICK, SLOW, SHORT, NO_TIME = Local(0.2, 0.4), Local(0.2, 1.5), Local(0.005, 0.005), Local(0.2, None)
+UNKNOWN = Local(None, None)
+
+
+@pytest.mark.parametrize(
+    ("mode", "remote", "local", "expected"),
+    [
+        ("auto", IDLE, QUICK, "disaggregated"),
+        ("auto", IDLE, SHORT, "short_prompt"),
+        ("auto", IDLE, None, "disaggregated"),
+        ("auto", BUSY, QUICK, "prefill_queue"),
+        ("auto", BUSY, SLOW, "disaggregated"),
+        ("auto", BUSY, NO_TIME, "disaggregated"),
+        ("auto", BUSY, UNKNOWN, "disaggregated"),
+        ("auto", FULL, QUICK, "prefill_queue"),
+        ("auto", FULL, SLOW, None),
+        ("auto", UNMEASURED, QUICK, "disaggregated"),
+        ("auto", None, QUICK, "no_prefill_worker"),
+        ("auto", None, UNKNOWN, "no_prefill_worker"),
+        ("auto", None, None, None),
+        ("always", IDLE, None, "disaggregated"),
+        ("always", FULL, None, None),
+        ("never", IDLE, QUICK, "never"),
+        ("never", IDLE, None, None),
+    ],
+)
+def test_the_choice(mode: Disaggregation, remote: Remote | None, local: Local | None, expected: Reason | None) -> None:
+    assert choose(mode, remote, local, YARDSTICKS) == expected
