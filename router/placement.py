@@ -113,7 +113,9 @@ class Placer:
         chosen = self._policies.prefill(with_room or list(candidates))
         worker = candidates[chosen]
         ttft_s = self._lanes.ttft_s(request, worker, chosen.uncached_tokens)
-        return _RemoteCandidate(worker, chosen.uncached_tokens, Remote(bool(with_room), ttft_s))
+        return _RemoteCandidate(
+            worker, chosen.uncached_tokens, Remote(bool(with_room), ttft_s, has_queue=worker.prompts.tokens > 0)
+        )
 
     def _local(self, request: Request, decoders: Sequence[Worker]) -> _LocalCandidate | None:
         if self._goals.disaggregation == "always":

@@ -7,7 +7,8 @@ import pytest
 from router.disaggregation import Disaggregation, Local, Reason, Remote, Yardsticks, choose
 
 YARDSTICKS = Yardsticks(ttft_goal_s=1.0, handoff_s=0.01)
-IDLE, BUSY, FULL, UNMEASURED = Remote(True, 0.3), Remote(True, 0.9), Remote(False, 0.9), Remote(True, None)
+IDLE, BUSY, FULL = Remote(True, 0.3), Remote(True, 0.9, has_queue=True), Remote(False, 0.9, has_queue=True)
+LONG, UNMEASURED = Remote(True, 0.9), Remote(True, None, has_queue=True)
 QUICK, SLOW, SHORT, NO_TIME = Local(0.2, 0.4), Local(0.2, 1.5), Local(0.005, 0.005), Local(0.2, None)
 UNKNOWN = Local(None, None)
 
@@ -19,6 +20,7 @@ UNKNOWN = Local(None, None)
         ("auto", IDLE, SHORT, "short_prompt"),
         ("auto", IDLE, None, "disaggregated"),
         ("auto", BUSY, QUICK, "prefill_queue"),
+        ("auto", LONG, QUICK, "disaggregated"),  # its own length takes so long, and running streams are spared
         ("auto", BUSY, SLOW, "disaggregated"),
         ("auto", BUSY, NO_TIME, "disaggregated"),
         ("auto", BUSY, UNKNOWN, "disaggregated"),
