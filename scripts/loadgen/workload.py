@@ -52,6 +52,21 @@ class Poisson:
 
 
 @dataclass(frozen=True)
+class Constant:
+    """Open loop: one request every 1/rate seconds."""
+
+    rate: float
+
+
+@dataclass(frozen=True)
+class Burst:
+    """Open loop: `size` requests at the same moment, then nothing until the mean rate is `rate`."""
+
+    rate: float  # requests per second
+    size: int
+
+
+@dataclass(frozen=True)
 class Replay:
     """Open loop: requests arrive when the trace says."""
 
@@ -65,7 +80,7 @@ class ClosedLoop:
     concurrency: int
 
 
-Pacing = Poisson | Replay | ClosedLoop
+Pacing = Poisson | Constant | Burst | Replay | ClosedLoop
 
 
 @dataclass(frozen=True)
@@ -123,6 +138,10 @@ def _arrivals(workload: Workload) -> Iterator[float]:
             return ((row.timestamp_s - workload.trace[0].timestamp_s) / speed for row in workload.trace)
         case Poisson(rate):
             return _poisson_arrivals(_stream(workload.seed, "arrivals"), rate)
+        case Constant(rate):
+            return (index / rate for index in count())
+        case Burst(rate, size):
+            return (index // size * size / rate for index in count())
 
 
 def _poisson_arrivals(rng: np.random.Generator, rate: float) -> Iterator[float]:

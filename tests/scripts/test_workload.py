@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from loadgen.trace import TraceRow
 from loadgen.workload import (
     NUM_SKIPPED_IDS,
+    Burst,
     ClosedLoop,
+    Constant,
     LengthRange,
     Poisson,
     PromptKind,
@@ -66,6 +68,16 @@ def test_poisson_arrivals_have_the_rate_and_the_spread_of_a_poisson_process() ->
 def test_an_infinite_rate_sends_everything_at_once() -> None:
     workload = Workload(Poisson(math.inf), num_requests=5)
     assert [request.arrival_s for request in plan(workload)] == [0.0] * 5
+
+
+def test_a_constant_rate_has_equal_gaps() -> None:
+    arrivals = [request.arrival_s for request in plan(Workload(Constant(4.0), num_requests=5))]
+    assert arrivals == [0.0, 0.25, 0.5, 0.75, 1.0]
+
+
+def test_a_burst_comes_at_once_and_keeps_the_mean_rate() -> None:
+    arrivals = [request.arrival_s for request in plan(Workload(Burst(rate=2.0, size=3), num_requests=7))]
+    assert arrivals == [0.0, 0.0, 0.0, 1.5, 1.5, 1.5, 3.0]
 
 
 def test_a_duration_ends_an_open_loop_plan() -> None:
