@@ -63,6 +63,12 @@ def argument_parser() -> argparse.ArgumentParser:
         " Azure .csv (TIMESTAMP,ContextTokens,GeneratedTokens) or a Mooncake .jsonl",
     )
     add("--trace-speed", type=_above(float, 0), default=1.0, help="replay the trace's arrivals this much faster")
+    add(
+        "--trace-bin",
+        type=_above(float, 0),
+        metavar="SECONDS",
+        help="how coarse the trace's clock is (Mooncake's: 3): its requests are spread over each such bin",
+    )
     add("--max-model-len", type=_above(int, 1), help="leave out the trace's requests of more tokens, in and out")
     add("--prompts", choices=list(PromptKind), help="random token ids (exact lengths) or words; chat takes words")
     add("--vocab-size", type=_above(int, 1), default=Workload.vocab_size, help="ids are drawn below this")

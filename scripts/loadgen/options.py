@@ -18,7 +18,7 @@ from loadgen.arguments import (
 )
 from loadgen.http_target import Endpoint
 from loadgen.metrics import Judgement
-from loadgen.trace import TraceError, read_trace
+from loadgen.trace import TraceError, read_trace, spread_in_bins
 from loadgen.workload import Burst, ClosedLoop, Constant, Pacing, Poisson, PromptKind, Replay, Workload
 
 
@@ -64,6 +64,10 @@ def _workload(parser: argparse.ArgumentParser, parsed: argparse.Namespace, promp
         trace = () if parsed.trace is None else read_trace(parsed.trace, parsed.max_model_len)
     except TraceError as error:
         parser.error(str(error))
+    if parsed.trace_bin is not None and not trace:
+        parser.error("--trace-bin is of a --trace")
+    if parsed.trace_bin is not None:
+        trace = spread_in_bins(trace, parsed.trace_bin, parsed.seed)
     if trace and (parsed.input_tokens or parsed.output_tokens):
         parser.error("lengths come from the trace: leave out --input-tokens and --output-tokens")
     num_requests = parsed.num_requests

@@ -198,6 +198,7 @@ async def test_ctrl_c_reports_what_was_measured(openai_server) -> None:
         ["--vocab-size", "1"],
         ["--seed", "-1"],
         ["--rate", "inf", "--num-requests", "3", "--arrivals", "constant"],
+        ["--trace-bin", "3"],
         ["--slo", "ttft"],
         ["--slo", "itl:1"],
         ["--percentiles", "50,101"],

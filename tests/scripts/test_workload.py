@@ -115,6 +115,15 @@ def test_equal_hash_ids_are_equal_tokens_and_nothing_else_is() -> None:
     assert first[512:] == third[: 1000 - 512]
 
 
+def test_shared_prefixes_are_shared_in_words_too() -> None:
+    trace = (TraceRow(0, 600, 1, (7, 8)), TraceRow(0, 700, 1, (7, 9)))
+    workload = Workload(Replay(), trace=trace, prompt_kind=PromptKind.TEXT)
+    first, second = (str(request.prompt).split() for request in plan(workload))
+    assert (len(first), len(second)) == (600, 700)
+    assert first[:512] == second[:512]
+    assert first[512:] != second[512:600]
+
+
 def test_text_prompts_have_one_word_per_token() -> None:
     workload = Workload(ClosedLoop(1), LengthRange(12, 12), prompt_kind=PromptKind.TEXT, num_requests=2)
     first, second = (request.prompt for request in plan(workload))
