@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 
 from fastapi import FastAPI, Request
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -17,8 +18,8 @@ from router.frontend import Frontend
 from router.http_errors import add_error_handlers
 from router.http_gate import GateMiddleware
 from router.http_middleware import BodyLimitMiddleware, BodyLimits, RequestIdMiddleware
-from router.openai_answers import AnswerHead, AnswerShape, ChatShape, CompletionShape, JsonObject, model_card
-from router.openai_schema import ChatBody, CompletionBody
+from router.openai_answers import AnswerHead, AnswerShape, ChatShape, CompletionShape, JsonObject, accounts, model_card
+from router.openai_schema import ChatBody, CompletionBody, StreamOptions
 from router.priority_lanes import Priority
 from router.sse import EventStream, unless_disconnected
 
@@ -82,7 +83,8 @@ async def _answer(
     shape = shape_of(AnswerHead(request.request_id, frontend.model.name, body.includes_usage))
     deltas = frontend.answer(request, wish)
     if body.stream:
-        return EventStream(_chunks(deltas, shape, body.includes_usage), request.deadline_s)
+        closing = partial(accounts, body.stream_options or StreamOptions(), request)
+        return EventStream(_chunks(deltas, shape, closing), request.deadline_s)
     return JSONResponse(await unless_disconnected(http.receive, _whole(deltas, shape)))
 
 
@@ -95,7 +97,7 @@ async def _whole(deltas: AsyncGenerator[AnswerDelta, None], shape: AnswerShape) 
 
 
 async def _chunks(
-    deltas: AsyncGenerator[AnswerDelta, None], shape: AnswerShape, includes_usage: bool
+    deltas: AsyncGenerator[AnswerDelta, None], shape: AnswerShape, closing: Callable[[AnswerDelta], JsonObject]
 ) -> AsyncGenerator[JsonObject, None]:
     """A chunk for each piece of text. Nothing before the first token: until then a failure can have its own status."""
     is_open = False
@@ -107,8 +109,8 @@ async def _chunks(
                     yield chunk
             if delta.text or delta.finish_reason is not None:
                 yield shape.chunk(delta.text, delta.finish_reason)
-    if includes_usage:
-        yield shape.usage_chunk(delta.usage)
+    if told := closing(delta):
+        yield shape.closing_chunk(told)
 
 
 def _timeout_s(http: Request) -> float | None:

@@ -8,7 +8,9 @@ from typing import Any, Protocol
 
 from common.errors import ServingError
 from common.sampling import FinishReason
-from router.answer import ServedModel, Usage
+from router.answer import AnswerDelta, ServedModel, Usage
+from router.openai_schema import StreamOptions
+from router.request import Request
 
 JsonObject = dict[str, Any]
 
@@ -39,8 +41,8 @@ class AnswerShape(Protocol):
 
     def chunk(self, text: str, finish_reason: FinishReason | None) -> JsonObject: ...
 
-    def usage_chunk(self, usage: Usage | None) -> JsonObject:
-        """The last chunk of a stream that was asked for usage: it has no choices."""
+    def closing_chunk(self, accounts: JsonObject) -> JsonObject:
+        """The last chunk of a stream that was asked for its usage or its timings: it has no choices."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,8 @@ class ChatShape:
     def chunk(self, text: str, finish_reason: FinishReason | None) -> JsonObject:
         return self._chunk({"content": text} if text else {}, finish_reason)
 
-    def usage_chunk(self, usage: Usage | None) -> JsonObject:
-        return self._frame("chat.completion.chunk") | {"choices": [], "usage": usage_body(usage)}
+    def closing_chunk(self, accounts: JsonObject) -> JsonObject:
+        return self._frame("chat.completion.chunk") | {"choices": []} | accounts
 
     def _chunk(self, delta: JsonObject, finish_reason: FinishReason | None) -> JsonObject:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
@@ -93,8 +95,8 @@ class CompletionShape:
     def chunk(self, text: str, finish_reason: FinishReason | None) -> JsonObject:
         return self._frame(_text_choice(text, finish_reason)) | _no_usage_yet(self.head)
 
-    def usage_chunk(self, usage: Usage | None) -> JsonObject:
-        return self._frame() | {"usage": usage_body(usage)}
+    def closing_chunk(self, accounts: JsonObject) -> JsonObject:
+        return self._frame() | accounts
 
     def _frame(self, *choices: JsonObject) -> JsonObject:
         return {
@@ -106,6 +108,12 @@ class CompletionShape:
         }
 
 
+def accounts(options: StreamOptions, request: Request, last: AnswerDelta) -> JsonObject:
+    """What a stream was asked to tell at its end."""
+    usage = {"usage": usage_body(last.usage)} if options.include_usage else {}
+    return usage | ({"timings": timings_body(request)} if options.include_timings else {})
+
+
 def usage_body(usage: Usage | None) -> JsonObject | None:
     if usage is None:
         return None
@@ -114,6 +122,20 @@ def usage_body(usage: Usage | None) -> JsonObject | None:
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def timings_body(request: Request) -> JsonObject:
+    """Of a request that has ended: seconds by stage, which add up to its end-to-end time, and who served it."""
+    timeline = request.timeline
+    return {
+        "stages": {str(stage): seconds for stage, seconds in timeline.stages.items()},
+        "ttft_s": timeline.ttft_s,
+        "tpot_s": timeline.tpot_s,
+        "end_to_end_s": timeline.end_to_end_s,
+        "prefill_worker": request.prefill_worker,
+        "decode_worker": request.decode_worker,
+        "attempts": request.attempts,
     }
 
 

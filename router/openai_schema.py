@@ -96,6 +96,7 @@ class Body(BaseModel):
 class StreamOptions(Body):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None  # accepted; our chunks carry no padding
+    include_timings: bool | None = None  # beyond OpenAI: where the request spent its time, in the last chunk
 
 
 class GenerationBody(Body):

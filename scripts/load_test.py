@@ -19,15 +19,16 @@ from typing import Any
 
 from rich.console import Console
 
+from loadgen.arguments import TargetAddress
 from loadgen.grpc_target import GrpcTarget
 from loadgen.http_target import HttpTarget
 from loadgen.metrics import summarize
-from loadgen.options import Options, TargetAddress, parse_options
+from loadgen.options import Options, parse_options
 from loadgen.progress import RunView, shown
 from loadgen.record import Target, Unreachable
 from loadgen.report import comparison_json, comparison_report, single_report, summary_json
 from loadgen.runner import clock, measure, run
-from loadgen.workload import ClosedLoop, Poisson, Replay, Workload, plan
+from loadgen.workload import Burst, ClosedLoop, Constant, Poisson, Replay, Workload, plan
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -88,7 +89,7 @@ def _target(address: TargetAddress, options: Options) -> Target:
 
 def _report(options: Options, views: list[RunView]) -> None:
     labels = [view.label for view in views]
-    summaries = [summarize(view.records) for view in views]
+    summaries = [summarize(view.records, options.judgement) for view in views]
     console = Console()
     if len(views) == 2:
         console.print(comparison_report((labels[0], labels[1]), (summaries[0], summaries[1])))
@@ -106,7 +107,7 @@ def _run_facts(workload: Workload) -> dict[str, Any]:
     """What was asked for, in `vllm bench serve`'s words."""
     pacing = workload.pacing
     match pacing:
-        case Poisson(rate) if rate < math.inf:
+        case Poisson(rate) | Constant(rate) | Burst(rate) if rate < math.inf:
             request_rate: float | str = rate
         case Replay():
             request_rate = "trace"
@@ -116,6 +117,7 @@ def _run_facts(workload: Workload) -> dict[str, Any]:
         "date": datetime.now(UTC).strftime("%Y%m%d-%H%M%S"),
         "num_prompts": workload.num_planned,
         "request_rate": request_rate,
+        "arrivals": type(pacing).__name__.lower(),
         "max_concurrency": pacing.concurrency if isinstance(pacing, ClosedLoop) else None,
         "seed": workload.seed,
     }

@@ -10,7 +10,7 @@ import grpc
 from common.pb import serving_pb2 as pb
 from common.pb.serving_pb2_grpc import InferenceStub
 from common.rpc import ERROR_KEY, new_channel
-from loadgen.record import Delta, RequestFailed, Unreachable
+from loadgen.record import Delta, RequestFailed, ServerTimings, Unreachable
 from loadgen.workload import PlannedRequest
 
 CONNECT_TIMEOUT_S = 10.0
@@ -41,6 +41,7 @@ class GrpcTarget:
                     is_end=bool(message.finish_reason),
                     input_tokens=usage.prompt_tokens if usage else None,
                     output_tokens=usage.completion_tokens if usage else None,
+                    timings=_timings(message.timings) if message.HasField("timings") else None,
                 )
         except grpc.aio.AioRpcError as error:
             raise _failure(error) from error
@@ -58,6 +59,15 @@ class GrpcTarget:
             return pb.GenerateRequest(model=self._model, prompt=request.prompt, sampling=sampling)
         token_ids = pb.TokenIds(ids=request.prompt)
         return pb.GenerateRequest(model=self._model, prompt_token_ids=token_ids, sampling=sampling)
+
+
+def _timings(timings: pb.Timings) -> ServerTimings:
+    return ServerTimings(
+        stages={stage.name: stage.seconds for stage in timings.stages},
+        prefill_worker=timings.prefill_worker,
+        decode_worker=timings.decode_worker,
+        attempts=timings.attempts,
+    )
 
 
 def _failure(error: grpc.aio.AioRpcError) -> RequestFailed:

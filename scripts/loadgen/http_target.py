@@ -10,11 +10,12 @@ from typing import Any
 
 import httpx
 
-from loadgen.record import Delta, RequestFailed, Unreachable
+from loadgen.record import Delta, RequestFailed, ServerTimings, Unreachable
 from loadgen.sse import sse_data
 from loadgen.workload import PlannedRequest
 
 CONNECT_TIMEOUT_S = 10.0
+PDSERVE = "pdserve"  # the owner that its models name
 
 
 class Endpoint(StrEnum):
@@ -30,6 +31,7 @@ class HttpTarget:
         self._base_url = url.rstrip("/").removesuffix("/v1") + "/v1"
         self._endpoint = endpoint
         self._model = model
+        self._tells_timings = False
         self._client = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
             timeout=None,  # the runner bounds every request
@@ -42,14 +44,15 @@ class HttpTarget:
             response = await self._client.get(f"{self._base_url}/models", timeout=CONNECT_TIMEOUT_S)
         except httpx.TransportError as error:
             raise Unreachable(f"no server at {self.label}: {error or type(error).__name__}") from error
-        if self._model is not None:
-            return
         try:
-            self._model = str(response.json()["data"][0]["id"])
+            card: dict[str, Any] = response.json()["data"][0]
+            self._model = self._model or str(card["id"])
+            self._tells_timings = card.get("owned_by") == PDSERVE
         except (ValueError, KeyError, IndexError, TypeError) as error:
-            raise Unreachable(
-                f"{self.label} does not list its models (HTTP {response.status_code}); name one with --model"
-            ) from error
+            if self._model is None:
+                raise Unreachable(
+                    f"{self.label} does not list its models (HTTP {response.status_code}); name one with --model"
+                ) from error
 
     async def stream(self, request: PlannedRequest) -> AsyncGenerator[Delta, None]:
         with _failures():
@@ -78,7 +81,8 @@ class HttpTarget:
             "ignore_eos": True,
             "temperature": 0,
             "stream": True,
-            "stream_options": {"include_usage": True},
+            # others refuse an option that they do not know
+            "stream_options": {"include_usage": True} | ({"include_timings": True} if self._tells_timings else {}),
         }
 
 
@@ -112,15 +116,25 @@ def _delta(data: str) -> Delta:
         if "error" in event:
             raise RequestFailed(f"stream error {_error_code(event['error'])}".rstrip(), event["error"]["message"])
         usage = event.get("usage") or {}
-        choices = event.get("choices") or []
+        choices = event.get("choices") or []  # none: an account of the whole answer
         return Delta(
             num_tokens=int(bool(choices) and _carries_a_token(choices[0])),
             is_end=any(choice.get("finish_reason") for choice in choices),
             input_tokens=usage.get("prompt_tokens"),
             output_tokens=usage.get("completion_tokens"),
+            timings=_timings(event["timings"]) if event.get("timings") else None,
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RequestFailed("malformed event", f"{data[:200]}: {error}") from error
+
+
+def _timings(timings: dict[str, Any]) -> ServerTimings:
+    return ServerTimings(
+        stages={str(name): float(seconds) for name, seconds in timings["stages"].items()},
+        prefill_worker=timings["prefill_worker"],
+        decode_worker=timings["decode_worker"],
+        attempts=timings["attempts"],
+    )
 
 
 def _carries_a_token(choice: dict[str, Any]) -> bool:

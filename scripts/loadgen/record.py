@@ -11,6 +11,16 @@ from loadgen.workload import PlannedRequest
 
 
 @dataclass(frozen=True)
+class ServerTimings:
+    """Where pdserve says that a request spent its time. Other servers do not tell."""
+
+    stages: dict[str, float]  # seconds by name, in the order that they were entered; see common/lifecycle.py
+    prefill_worker: str  # empty: the decode worker computed the prompt itself
+    decode_worker: str
+    attempts: int
+
+
+@dataclass(frozen=True)
 class Delta:
     """One event of an answer's stream."""
 
@@ -18,6 +28,7 @@ class Delta:
     is_end: bool = False  # carries the finish reason
     input_tokens: int | None = None  # the server's own counts, once it tells them
     output_tokens: int | None = None
+    timings: ServerTimings | None = None
 
 
 class RequestFailed(Exception):
@@ -65,6 +76,7 @@ class RequestRecord:
     usage_input_tokens: int | None = None
     usage_output_tokens: int | None = None
     failure: RequestFailed | None = None
+    timings: ServerTimings | None = None
 
     def note(self, delta: Delta, now_s: float) -> None:
         if delta.num_tokens:
@@ -74,6 +86,8 @@ class RequestRecord:
             self.end_s = now_s
         if delta.output_tokens is not None:
             self.usage_input_tokens, self.usage_output_tokens = delta.input_tokens, delta.output_tokens
+        if delta.timings is not None:
+            self.timings = delta.timings
 
     @property
     def is_completed(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -17,7 +16,6 @@ LATENCIES = (
     ("ITL", "itl", "gap between token events"),
     ("end-to-end", "e2el", ""),
 )
-STATISTICS = ("mean", "p50", "p90", "p99")
 RATES = (
     ("requests/s", "request_throughput"),
     ("output tokens/s", "output_throughput"),
@@ -37,11 +35,12 @@ def single_report(label: str, summary: Summary) -> RenderableType:
     """One target: a row per latency, a column per statistic, then rates and counts."""
     latencies = Table(title=label, title_justify="left", title_style="bold")
     latencies.add_column("ms")
-    for statistic in STATISTICS:
+    statistics = _statistic_names(summary)
+    for statistic in statistics:
         latencies.add_column(statistic, justify="right")
     for name, key, _ in LATENCIES:
-        distribution = _distribution(summary, key)
-        latencies.add_row(name, *(_ms(distribution, statistic) for statistic in STATISTICS))
+        values = _statistics(_distribution(summary, key))
+        latencies.add_row(name, *(_ms(values.get(statistic)) for statistic in statistics))
     totals = Table(show_header=False)
     totals.add_column()
     totals.add_column(justify="right")
@@ -50,6 +49,8 @@ def single_report(label: str, summary: Summary) -> RenderableType:
         totals.add_row(name, f"{_number(summary, key):,.2f}")
     for name, key in COUNTS:
         totals.add_row(name, f"{_number(summary, key):,.0f}")
+    for name, text in _objectives(summary):
+        totals.add_row(name, text)
     return Group(latencies, totals, *_errors(label, summary), *_notes(label, summary))
 
 
@@ -59,15 +60,14 @@ def comparison_report(labels: tuple[str, str], summaries: tuple[Summary, Summary
     table.add_column("")
     for column in (f"A: {labels[0]}", f"B: {labels[1]}", "B / A"):
         table.add_column(Text(column), justify="right", overflow="fold")
+    statistics = _statistic_names(summaries[0])
     for name, key, _ in LATENCIES:
-        sides = [_distribution(summary, key) for summary in summaries]
-        for statistic in STATISTICS:
-            table.add_row(
-                f"{name} {statistic} ms",
-                *(_ms(side, statistic) for side in sides),
-                _ratio_text(_statistic(sides[0], statistic), _statistic(sides[1], statistic)),
-                end_section=statistic == STATISTICS[-1],
-            )
+        sides = [_statistics(_distribution(summary, key)) for summary in summaries]
+        for statistic in statistics:
+            first, second = (side.get(statistic) for side in sides)
+            is_last = statistic == statistics[-1]
+            row = (_ms(first), _ms(second), _ratio_text(first, second))
+            table.add_row(f"{name} {statistic} ms", *row, end_section=is_last)
     for name, key in RATES:
         values = [_number(summary, key) for summary in summaries]
         table.add_row(
@@ -75,6 +75,8 @@ def comparison_report(labels: tuple[str, str], summaries: tuple[Summary, Summary
         )
     for name, key in COUNTS:
         table.add_row(name, *(f"{_number(summary, key):,.0f}" for summary in summaries), "")
+    for (name, first_text), (_, second_text) in zip(*map(_objectives, summaries), strict=True):
+        table.add_row(name, first_text, second_text, "")
     remarks = [
         part
         for label, summary in zip(labels, summaries, strict=True)
@@ -94,12 +96,15 @@ def summary_json(label: str, summary: Summary, run: dict[str, Any]) -> dict[str,
         "short_answers": summary.num_short,
         "p99_send_lag_ms": summary.send_lag_p99_ms,
         "errors_by_type": summary.errors,
+        "request_goodput": summary.request_goodput,
+        "slo_attainment": summary.slo_attainment,
     }
     for _, key, _ in LATENCIES:
         distribution = _distribution(summary, key)
-        statistics = asdict(distribution) if distribution else dict.fromkeys(("mean", "std", "p50", "p90", "p99"))
-        result |= {f"{statistic}_{key}_ms": value for statistic, value in statistics.items()}
-        result[f"median_{key}_ms"] = statistics["p50"]
+        result[f"std_{key}_ms"] = distribution.std if distribution else None
+        result[f"median_{key}_ms"] = distribution.median if distribution else None
+        values = _statistics(distribution)
+        result |= {f"{statistic}_{key}_ms": values.get(statistic) for statistic in _statistic_names(summary)}
     return result
 
 
@@ -148,12 +153,26 @@ def _number(summary: Summary, key: str) -> float:
     return float(getattr(summary, key))
 
 
-def _statistic(distribution: Distribution | None, statistic: str) -> float | None:
-    return None if distribution is None else float(getattr(distribution, statistic))
+def _statistic_names(summary: Summary) -> list[str]:
+    """As `vllm bench serve` names them: mean, p50, p99.9."""
+    return ["mean", *(f"p{percentile:g}" for percentile in summary.percentiles)]
 
 
-def _ms(distribution: Distribution | None, statistic: str) -> str:
-    value = _statistic(distribution, statistic)
+def _statistics(distribution: Distribution | None) -> dict[str, float]:
+    """By name."""
+    if distribution is None:
+        return {}
+    percentiles = {f"p{percentile:g}": value for percentile, value in distribution.percentiles.items()}
+    return {"mean": distribution.mean, **percentiles}
+
+
+def _objectives(summary: Summary) -> list[tuple[str, str]]:
+    if summary.slo_attainment is None or summary.request_goodput is None:
+        return []
+    return [("within SLO", f"{summary.slo_attainment:.1%}"), ("goodput, requests/s", f"{summary.request_goodput:,.2f}")]
+
+
+def _ms(value: float | None) -> str:
     return "–" if value is None else f"{value:,.2f}"
 
 

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
+
+import numpy as np
 
 HASH_BLOCK_TOKENS = 512  # tokens that one of Mooncake's hash ids stands for
 
@@ -47,6 +51,21 @@ def read_trace(path: Path, max_model_len: int | None = None) -> tuple[TraceRow, 
     if not rows:
         raise TraceError(f"{path} holds no request" + (f" of at most {max_model_len} tokens" if max_model_len else ""))
     return tuple(sorted(rows, key=lambda row: row.timestamp_s))
+
+
+def spread_in_bins(rows: Sequence[TraceRow], bin_s: float, seed: int) -> tuple[TraceRow, ...]:
+    """The same requests, those of each time bin spread over it at random.
+
+    A trace whose clock ticks every few seconds would otherwise send all of a tick's requests at once, which its
+    service never saw. Requests keep their order, and stay in their bin.
+    """
+    rng = np.random.default_rng(seed)
+    spread: list[TraceRow] = []
+    for index, grouped in groupby(rows, key=lambda row: math.floor(row.timestamp_s / bin_s)):
+        group = list(grouped)
+        moments = np.sort(rng.uniform(index * bin_s, (index + 1) * bin_s, size=len(group)))
+        spread += [replace(row, timestamp_s=float(now_s)) for row, now_s in zip(group, moments, strict=True)]
+    return tuple(spread)
 
 
 def _read_csv(path: Path) -> Iterator[TraceRow]:

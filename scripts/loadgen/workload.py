@@ -52,6 +52,21 @@ class Poisson:
 
 
 @dataclass(frozen=True)
+class Constant:
+    """Open loop: one request every 1/rate seconds."""
+
+    rate: float
+
+
+@dataclass(frozen=True)
+class Burst:
+    """Open loop: `size` requests at the same moment, then nothing until the mean rate is `rate`."""
+
+    rate: float  # requests per second
+    size: int
+
+
+@dataclass(frozen=True)
 class Replay:
     """Open loop: requests arrive when the trace says."""
 
@@ -65,7 +80,7 @@ class ClosedLoop:
     concurrency: int
 
 
-Pacing = Poisson | Replay | ClosedLoop
+Pacing = Poisson | Constant | Burst | Replay | ClosedLoop
 
 
 @dataclass(frozen=True)
@@ -123,6 +138,10 @@ def _arrivals(workload: Workload) -> Iterator[float]:
             return ((row.timestamp_s - workload.trace[0].timestamp_s) / speed for row in workload.trace)
         case Poisson(rate):
             return _poisson_arrivals(_stream(workload.seed, "arrivals"), rate)
+        case Constant(rate):
+            return (index / rate for index in count())
+        case Burst(rate, size):
+            return (index // size * size / rate for index in count())
 
 
 def _poisson_arrivals(rng: np.random.Generator, rate: float) -> Iterator[float]:
@@ -142,22 +161,27 @@ def _drawn_rows(workload: Workload) -> Iterator[TraceRow]:
 
 def _prompt(workload: Workload, index: int, row: TraceRow) -> list[int] | str:
     """A prompt of its own, or, where the trace has hash ids, the same tokens wherever the same hash id stands."""
+    picks = _picks(workload, index, row)
     if workload.prompt_kind is PromptKind.TEXT:
-        picks = _stream(workload.seed, "prompt", index).integers(0, len(WORDS), size=row.input_tokens)
         return " ".join(WORDS[pick] for pick in picks)
+    return picks
+
+
+def _picks(workload: Workload, index: int, row: TraceRow) -> list[int]:
     if not row.hash_ids:
-        return _token_ids(_stream(workload.seed, "prompt", index), row.input_tokens, workload.vocab_size)
-    blocks = [
-        _token_ids(_stream(workload.seed, "block", hash_id), HASH_BLOCK_TOKENS, workload.vocab_size)
-        for hash_id in row.hash_ids
-    ]
-    return [token_id for block in blocks for token_id in block][: row.input_tokens]
+        return _drawn(workload, _stream(workload.seed, "prompt", index), row.input_tokens)
+    blocks = [_drawn(workload, _stream(workload.seed, "block", hash_id), HASH_BLOCK_TOKENS) for hash_id in row.hash_ids]
+    return [pick for block in blocks for pick in block][: row.input_tokens]
 
 
-def _token_ids(rng: np.random.Generator, num_tokens: int, vocab_size: int) -> list[int]:
-    first = min(NUM_SKIPPED_IDS, vocab_size // 2)
-    token_ids: list[int] = rng.integers(first, vocab_size, size=num_tokens).tolist()
-    return token_ids
+def _drawn(workload: Workload, rng: np.random.Generator, num_tokens: int) -> list[int]:
+    """Token ids, or places in WORDS."""
+    if workload.prompt_kind is PromptKind.TEXT:
+        low, high = 0, len(WORDS)
+    else:
+        low, high = min(NUM_SKIPPED_IDS, workload.vocab_size // 2), workload.vocab_size
+    picks: list[int] = rng.integers(low, high, size=num_tokens).tolist()
+    return picks
 
 
 def _stream(seed: int, purpose: str, index: int = 0) -> np.random.Generator:

@@ -95,6 +95,28 @@ async def test_a_completion_streams_and_reports_usage_when_asked(served: Any, cl
 
 
 @pytest.mark.parametrize(("path", "body"), ENDPOINTS)
+async def test_a_stream_tells_where_its_time_went_when_asked(
+    http: httpx.AsyncClient, path: str, body: dict[str, Any]
+) -> None:
+    *chunks, last, _ = await events(http, path, {**body, "stream_options": {"include_timings": True}})
+    timings = last["timings"]
+    assert last["choices"] == []
+    assert "usage" not in last
+    assert sum(timings["stages"].values()) == pytest.approx(timings["end_to_end_s"])
+    assert 0 < timings["ttft_s"] <= timings["end_to_end_s"]
+    assert (timings["prefill_worker"], timings["decode_worker"], timings["attempts"]) == ("prefill-0", "decode-0", 1)
+    assert not any("timings" in chunk for chunk in chunks)
+
+
+async def test_usage_and_timings_come_in_one_last_chunk(http: httpx.AsyncClient) -> None:
+    both = {"include_usage": True, "include_timings": True}
+    *chunks, last, _ = await events(http, "/v1/completions", {**HELLO, "stream_options": both})
+    assert last["usage"]["completion_tokens"] == 2
+    assert last["timings"]["attempts"] == 1
+    assert all(chunk["usage"] is None and "timings" not in chunk for chunk in chunks)
+
+
+@pytest.mark.parametrize(("path", "body"), ENDPOINTS)
 async def test_a_stream_ends_with_done_and_repeats_one_id(
     http: httpx.AsyncClient, path: str, body: dict[str, Any]
 ) -> None:

@@ -24,6 +24,7 @@ class OpenAIServer:
     def __init__(self) -> None:
         self.url = ""
         self.bodies: list[dict[str, Any]] = []
+        self.owner = "somebody"
         self.refusal: Response | None = None
         self.answer: Callable[[dict[str, Any]], AsyncIterator[str]] = self.whole_answer
         self.app = FastAPI()
@@ -53,7 +54,7 @@ class OpenAIServer:
         return len(body["prompt"] if "prompt" in body else body["messages"][0]["content"].split())
 
     async def _models(self) -> dict[str, Any]:
-        return {"data": [{"id": "tiny"}]}
+        return {"data": [{"id": "tiny", "owned_by": self.owner}]}
 
     async def _generate(self, request: Request) -> Response:
         body = await request.json()

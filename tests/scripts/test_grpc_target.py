@@ -9,7 +9,7 @@ import pytest
 from common.errors import QueueFull, WorkerLost
 from common.pb import serving_pb2 as pb
 from loadgen.grpc_target import GrpcTarget
-from loadgen.record import RequestRecord, Unreachable
+from loadgen.record import RequestRecord, ServerTimings, Unreachable
 from loadgen.runner import measure
 from loadgen.workload import PlannedRequest
 
@@ -33,6 +33,11 @@ async def test_token_ids_are_sent_with_exact_lengths_and_measured(grpc_server) -
     assert (sent.sampling.max_tokens, sent.sampling.ignore_eos, sent.sampling.temperature) == (4, True, 0)
     assert record.is_completed
     assert (record.input_tokens, record.output_tokens, len(record.token_event_s)) == (3, 4, 4)
+
+
+async def test_the_routers_timings_are_kept(grpc_server) -> None:
+    record = await send(grpc_server.address)
+    assert record.timings == ServerTimings({"queue": 0.001, "decode": 0.019}, "", "decode-0", 0)
 
 
 async def test_text_is_sent_as_text(grpc_server) -> None:

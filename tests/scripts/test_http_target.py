@@ -10,7 +10,7 @@ import pytest
 from fastapi.responses import JSONResponse, PlainTextResponse
 
 from loadgen.http_target import Endpoint, HttpTarget
-from loadgen.record import RequestRecord, Unreachable
+from loadgen.record import RequestRecord, ServerTimings, Unreachable
 from loadgen.runner import measure
 from loadgen.workload import PlannedRequest
 
@@ -49,6 +49,24 @@ async def test_a_completion_is_sent_with_exact_lengths_and_measured(openai_serve
             "stream_options": {"include_usage": True},
         }
     ]
+
+
+async def test_pdserve_is_asked_for_its_timings_and_nobody_else_is(openai_server) -> None:
+    timings = {"stages": {"queue": 0.1, "prefill": 0.2}, "prefill_worker": "p", "decode_worker": "d", "attempts": 2}
+
+    async def with_timings(body: dict) -> AsyncIterator[str]:
+        yield openai_server.token(" a", "length")
+        account = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 1}, "timings": timings}
+        yield f"data: {json.dumps(account)}\n\n"
+        yield openai_server.done
+
+    assert (await send(openai_server.url)).timings is None
+    openai_server.owner, openai_server.answer = "pdserve", with_timings
+    record = await send(openai_server.url)
+    assert record.timings == ServerTimings({"queue": 0.1, "prefill": 0.2}, "p", "d", 2)
+    assert record.output_tokens == 1
+    asked = [body["stream_options"] for body in openai_server.bodies]
+    assert asked == [{"include_usage": True}, {"include_usage": True, "include_timings": True}]
 
 
 async def test_a_chat_is_sent_as_one_user_message_and_its_role_event_is_not_a_token(openai_server) -> None:

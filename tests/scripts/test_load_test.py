@@ -16,8 +16,9 @@ from common.errors import QueueFull
 from common.pb import serving_pb2 as pb
 from load_test import main
 from loadgen.options import parse_options
+from loadgen.slo import Slo
 from loadgen.trace import TraceRow
-from loadgen.workload import ClosedLoop, LengthRange, Poisson, PromptKind, Replay
+from loadgen.workload import Burst, ClosedLoop, Constant, LengthRange, Poisson, PromptKind, Replay
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "load_test.py"
 SMALL = ["--num-requests", "6", "--input-tokens", "5:9", "--output-tokens", "3", "--timeout", "20"]
@@ -47,6 +48,27 @@ async def test_a_clean_run_prints_a_table_writes_json_and_exits_0(openai_server,
     for name in ("TTFT", "TPOT", "ITL", "end-to-end", "requests/s", "output tokens/s", "total tokens/s", "failed"):
         assert name in output
     assert len({len(line) for line in output.splitlines() if line.startswith(("│ TTFT", "│ TPOT", "│ ITL"))}) == 1
+
+
+async def test_objectives_tell_attainment_and_goodput(openai_server, tmp_path: Path, capsys) -> None:
+    async def slow_every_third(body: dict) -> AsyncIterator[str]:
+        if len(openai_server.bodies) % 3 == 0:
+            await asyncio.sleep(0.6)
+        async for event in openai_server.whole_answer(body):
+            yield event
+
+    openai_server.answer = slow_every_third
+    path = tmp_path / "result.json"
+    objectives = ["--slo", "ttft:0.5", "--percentiles", "75,99.9"]
+    assert await load_test("--url", openai_server.url, *SMALL, *objectives, "--json", str(path)) == 0
+    result = json.loads(path.read_text())
+    assert result["slo_attainment"] == pytest.approx(4 / 6)
+    assert result["request_goodput"] == pytest.approx(4 / result["duration"])
+    assert result["p75_ttft_ms"] <= result["p99.9_ttft_ms"]
+    assert "p50_ttft_ms" not in result
+    output = capsys.readouterr().out
+    assert "66.7%" in output
+    assert "p99.9" in output
 
 
 async def test_warmups_are_sent_but_not_measured(openai_server, tmp_path: Path) -> None:
@@ -175,6 +197,11 @@ async def test_ctrl_c_reports_what_was_measured(openai_server) -> None:
         ["--json", "/nowhere/at/all/result.json"],
         ["--vocab-size", "1"],
         ["--seed", "-1"],
+        ["--rate", "inf", "--num-requests", "3", "--arrivals", "constant"],
+        ["--trace-bin", "3"],
+        ["--slo", "ttft"],
+        ["--slo", "itl:1"],
+        ["--percentiles", "50,101"],
         ["--no-such-option"],
     ],
 )
@@ -200,6 +227,17 @@ def test_rates_and_lengths_are_taken() -> None:
     workload = parse_options(["--rate", "inf", "--num-requests", "3", "--input-tokens", "128:1024"]).workload
     assert workload.pacing == Poisson(math.inf)
     assert workload.input_tokens == LengthRange(128, 1024)
+
+
+def test_a_rate_can_be_spread_in_three_ways() -> None:
+    assert parse_options(["--rate", "2", "--arrivals", "constant"]).workload.pacing == Constant(2.0)
+    burst = parse_options(["--rate", "2", "--arrivals", "burst", "--burst-size", "5"])
+    assert burst.workload.pacing == Burst(2.0, 5)
+
+
+def test_objectives_and_percentiles_are_taken() -> None:
+    judgement = parse_options(["--slo", "ttft:3,tpot:0.15", "--percentiles", "99.9,50"]).judgement
+    assert (judgement.slo, judgement.percentiles) == (Slo(3.0, 0.15), (50.0, 99.9))
 
 
 def test_a_trace_is_replayed_unless_a_pace_is_given(tmp_path: Path) -> None:

@@ -3,8 +3,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from loadgen.trace import TraceError, TraceRow, read_trace
+from loadgen.trace import TraceError, TraceRow, read_trace, spread_in_bins
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2024-01-02 23:59:59.9000000,374,44
@@ -72,3 +74,26 @@ def test_a_binary_file_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe\x00\x80")
     with pytest.raises(TraceError, match="cannot read the trace"):
         read_trace(path)
+
+
+ticks = st.lists(st.integers(0, 20), min_size=1, max_size=40).map(sorted)
+
+
+@given(ticks, st.sampled_from([0.5, 3.0]), st.integers(0, 9))
+def test_requests_of_a_coarse_clock_are_spread_but_stay_in_their_bin_and_order(
+    ticks: list[int], bin_s: float, seed: int
+) -> None:
+    rows = tuple(TraceRow(tick * bin_s, 100 + place, 1) for place, tick in enumerate(ticks))
+    spread = spread_in_bins(rows, bin_s, seed)
+    assert [row.input_tokens for row in spread] == [row.input_tokens for row in rows]
+    moments = [row.timestamp_s for row in spread]
+    assert moments == sorted(moments)
+    assert all(row.timestamp_s <= now_s <= row.timestamp_s + bin_s for row, now_s in zip(rows, moments, strict=True))
+    assert spread == spread_in_bins(rows, bin_s, seed)
+
+
+def test_a_crowded_tick_becomes_an_even_stream() -> None:
+    rows = tuple(TraceRow(6.0, 1, 1) for _ in range(3000))
+    moments = [row.timestamp_s for row in spread_in_bins(rows, 3.0, seed=0)]
+    assert len(set(moments)) == 3000
+    assert sum(moments) / 3000 == pytest.approx(7.5, abs=0.1)

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from loadgen.trace import TraceRow
 from loadgen.workload import (
     NUM_SKIPPED_IDS,
+    Burst,
     ClosedLoop,
+    Constant,
     LengthRange,
     Poisson,
     PromptKind,
@@ -68,6 +70,16 @@ def test_an_infinite_rate_sends_everything_at_once() -> None:
     assert [request.arrival_s for request in plan(workload)] == [0.0] * 5
 
 
+def test_a_constant_rate_has_equal_gaps() -> None:
+    arrivals = [request.arrival_s for request in plan(Workload(Constant(4.0), num_requests=5))]
+    assert arrivals == [0.0, 0.25, 0.5, 0.75, 1.0]
+
+
+def test_a_burst_comes_at_once_and_keeps_the_mean_rate() -> None:
+    arrivals = [request.arrival_s for request in plan(Workload(Burst(rate=2.0, size=3), num_requests=7))]
+    assert arrivals == [0.0, 0.0, 0.0, 1.5, 1.5, 1.5, 3.0]
+
+
 def test_a_duration_ends_an_open_loop_plan() -> None:
     workload = Workload(Poisson(100.0), duration_s=2.0)
     arrivals = [request.arrival_s for request in plan(workload)]
@@ -101,6 +113,15 @@ def test_equal_hash_ids_are_equal_tokens_and_nothing_else_is() -> None:
     assert first[:512] == second[:512]
     assert first[512:700] != second[512:700]
     assert first[512:] == third[: 1000 - 512]
+
+
+def test_shared_prefixes_are_shared_in_words_too() -> None:
+    trace = (TraceRow(0, 600, 1, (7, 8)), TraceRow(0, 700, 1, (7, 9)))
+    workload = Workload(Replay(), trace=trace, prompt_kind=PromptKind.TEXT)
+    first, second = (str(request.prompt).split() for request in plan(workload))
+    assert (len(first), len(second)) == (600, 700)
+    assert first[:512] == second[:512]
+    assert first[512:] != second[512:600]
 
 
 def test_text_prompts_have_one_word_per_token() -> None:

@@ -1,0 +1,129 @@
+"""The command line of load_test.py as argparse reads it: one option, one line."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TypeVar
+
+from loadgen.http_target import Endpoint
+from loadgen.metrics import PERCENTILES
+from loadgen.slo import Slo
+from loadgen.workload import LengthRange, PromptKind, Workload
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+DEFAULT_NUM_REQUESTS = 100
+
+Number = TypeVar("Number", int, float)
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class TargetAddress:
+    address: str
+    is_grpc: bool
+
+
+class Arrivals(StrEnum):
+    """How the requests of an open loop are spread over time."""
+
+    POISSON = "poisson"
+    CONSTANT = "constant"
+    BURST = "burst"
+
+
+def argument_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="load_test.py",
+        description="Load on an OpenAI-compatible server or on pdserve's gRPC endpoint. Two targets are compared.",
+        epilog="Exit status: 0 all answered, 1 a request failed or no server, 2 bad usage. OPENAI_API_KEY is sent.",
+    )
+    add = parser.add_argument
+    add("--url", dest="targets", action="append", type=http_address, metavar="URL", help=f"default {DEFAULT_URL}")
+    add("--grpc", dest="targets", action="append", type=grpc_address, metavar="HOST:PORT")
+    add("--endpoint", choices=list(Endpoint), default=Endpoint.COMPLETIONS, help="of --url; default completions")
+    add("--model", help="default: the first one the server lists")
+    pacing = parser.add_mutually_exclusive_group()
+    pacing.add_argument("--rate", type=_above(float, 0), help="open loop: requests per second, or inf")
+    pacing.add_argument("--concurrency", type=_above(int, 0), help="closed loop: clients; default 1")
+    add("--arrivals", choices=list(Arrivals), default=Arrivals.POISSON, help="of --rate; default poisson")
+    add("--burst-size", type=_above(int, 0), default=8, metavar="N", help="requests at once; default %(default)s")
+    add("--num-requests", type=_above(int, 0), help=f"default {DEFAULT_NUM_REQUESTS}, or the whole trace")
+    add("--duration", type=_above(float, 0), metavar="SECONDS", help="send for this long")
+    add("--input-tokens", type=_parsed_by(LengthRange.parse), metavar="N or LOW:HIGH", help="default 512")
+    add("--output-tokens", type=_parsed_by(LengthRange.parse), metavar="N or LOW:HIGH", help="default 64")
+    add(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="lengths and, without --rate or --concurrency, arrivals: an"
+        " Azure .csv (TIMESTAMP,ContextTokens,GeneratedTokens) or a Mooncake .jsonl",
+    )
+    add("--trace-speed", type=_above(float, 0), default=1.0, help="replay the trace's arrivals this much faster")
+    add(
+        "--trace-bin",
+        type=_above(float, 0),
+        metavar="SECONDS",
+        help="how coarse the trace's clock is (Mooncake's: 3): its requests are spread over each such bin",
+    )
+    add("--max-model-len", type=_above(int, 1), help="leave out the trace's requests of more tokens, in and out")
+    add("--prompts", choices=list(PromptKind), help="random token ids (exact lengths) or words; chat takes words")
+    add("--vocab-size", type=_above(int, 1), default=Workload.vocab_size, help="ids are drawn below this")
+    add("--seed", type=_above(int, -1), default=0)
+    add("--warmup", type=_above(int, -1), default=0, metavar="N", help="requests sent first, one by one, not measured")
+    add("--timeout", type=_above(float, 0), default=600.0, metavar="SECONDS", help="for one request; default 600")
+    add(
+        "--slo",
+        type=_parsed_by(Slo.parse),
+        metavar="LIMITS",
+        help="such as ttft:3,tpot:0.15 in seconds: tells goodput and attainment",
+    )
+    add("--percentiles", type=_parsed_by(_percentiles), default=PERCENTILES, metavar="LIST", help="default 50,90,99")
+    add("--json", type=Path, metavar="FILE", help="write the results here too")
+    return parser
+
+
+def _above(kind: Callable[[str], Number], bound: int) -> Callable[[str], Number]:
+    def parse(text: str) -> Number:
+        number = kind(text)
+        if not number > bound:
+            raise argparse.ArgumentTypeError(f"{text} is not above {bound}")
+        return number
+
+    parse.__name__ = kind.__name__  # argparse names it: "invalid int value"
+    return parse
+
+
+def _parsed_by(parse: Callable[[str], Value]) -> Callable[[str], Value]:
+    """argparse shows the message of its own error, not of a ValueError."""
+
+    def parse_or_say_why(text: str) -> Value:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{text!r}: {error}") from error
+
+    return parse_or_say_why
+
+
+def _percentiles(text: str) -> tuple[float, ...]:
+    percentiles = tuple(float(part) for part in text.split(","))
+    if not all(0 <= percentile <= 100 for percentile in percentiles):
+        raise ValueError("percentiles lie between 0 and 100")
+    return tuple(sorted(set(percentiles)))
+
+
+def http_address(text: str) -> TargetAddress:
+    if not text.startswith(("http://", "https://")):
+        raise argparse.ArgumentTypeError(f"{text} does not begin with http:// or https://")
+    return TargetAddress(text, is_grpc=False)
+
+
+def grpc_address(text: str) -> TargetAddress:
+    host, _, port = text.rpartition(":")
+    if not host or "/" in host or not port.isdigit():
+        raise argparse.ArgumentTypeError(f"{text} is not HOST:PORT")
+    return TargetAddress(text, is_grpc=True)
