@@ -16,6 +16,9 @@ from router.waiting_line import QueueBounds, WaitingLine
 
 # How long a retried request waits for a worker to come back; a new request is refused at once instead.
 RETURN_WAIT_S = 20.0
+# What is predicted is off by some tenths. Whoever would probably miss its deadline is told so at once; whoever has
+# waited is only given up when it is all but certain.
+NEW_MARGIN, TURN_MARGIN = 1.15, 0.9
 
 
 @dataclass(eq=False)
@@ -70,7 +73,7 @@ class Admission:
             self._require_ready()
             tokens_ahead = self._queue.tokens_before(waiting)
             ttft_s = self._placer.forecast_ttft_s(request, cost, tokens_ahead)
-            self._require_in_time(request, ttft_s, cause=f"behind {tokens_ahead} prompt tokens in the queue")
+            self._require_in_time(request, ttft_s, NEW_MARGIN, f"behind {tokens_ahead} prompt tokens in the queue")
             for pushed_out in self._queue.push(waiting):
                 pushed_out.placed.set_exception(QueueFull("the queue is full, and most of it is yours; retry later"))
         try:
@@ -112,7 +115,7 @@ class Admission:
             self._queue.pop()
             try:
                 if not waiting.is_retry:
-                    self._require_in_time(waiting.request, placement.ttft_s, cause="now that its turn has come")
+                    self._require_in_time(waiting.request, placement.ttft_s, TURN_MARGIN, "now that its turn has come")
             except WouldMissDeadline as error:
                 waiting.placed.set_exception(error)
             else:
@@ -131,10 +134,10 @@ class Admission:
         if reason is not None:
             raise WorkerLost(f"nothing can serve this request now: {reason}")
 
-    def _require_in_time(self, request: Request, ttft_s: float | None, *, cause: str) -> None:
-        """Raises: WouldMissDeadline."""
+    def _require_in_time(self, request: Request, ttft_s: float | None, margin: float, cause: str) -> None:
+        """margin: what is predicted is taken for as many times longer. Raises: WouldMissDeadline."""
         limit_s = self._ttft_limit_s(request)
-        if ttft_s is not None and ttft_s > limit_s:
+        if ttft_s is not None and ttft_s * margin > limit_s:
             error = WouldMissDeadline(
                 f"the first token would come {ttft_s:.1f} s after the request did, {cause}; "
                 f"at most {limit_s:.1f} s are allowed"

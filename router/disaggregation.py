@@ -17,7 +17,7 @@ Reason = Literal[
 
 # Of the goal for the first token: what is left is for prompts that come later and are shorter, and for errors of the
 # prediction.
-GOAL_SHARE = 0.5
+GOAL_SHARE = 0.35
 
 
 @dataclass(frozen=True)

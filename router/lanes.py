@@ -7,6 +7,7 @@ from statistics import fmean
 
 from common.config import Role
 from router.forecast import MIN_SPARE_SHARE, Lane, spare_share
+from router.policy import PREFILL_QUEUE_S, PREFILL_QUEUE_TOKENS
 from router.registry import Registry
 from router.request import Request
 from router.worker import Worker
@@ -26,6 +27,16 @@ class Lanes:
         if s_per_token is None or spare <= MIN_SPARE_SHARE:
             return None
         return Lane(worker.prompts.tokens, s_per_token / spare)
+
+    def queue_tokens(self, worker: Worker) -> int:
+        """How many prompt tokens may wait there to be computed."""
+        lane = self.of(worker)
+        return PREFILL_QUEUE_TOKENS if lane is None else int(PREFILL_QUEUE_S / lane.s_per_token)
+
+    def has_room(self, worker: Worker) -> bool:
+        """For a prompt to compute beside its streams; one is always tried."""
+        prompts = worker.prompts
+        return prompts.given_tokens == 0 or prompts.tokens < self.queue_tokens(worker)
 
     def ttft_s(self, request: Request, worker: Worker, uncached_tokens: int) -> float | None:
         """From arrival, if it is sent there now. None: not known, or its streams leave no time."""

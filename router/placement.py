@@ -13,7 +13,7 @@ from router import disaggregation
 from router.disaggregation import Disaggregation, Local, Reason, Remote, Yardsticks
 from router.forecast import start_s
 from router.lanes import Lanes, age_s
-from router.policy import PREFILL_QUEUE_TOKENS, Policies, WorkerSnapshot
+from router.policy import Policies, WorkerSnapshot
 from router.registry import Registry
 from router.request import Request
 from router.worker import Worker
@@ -120,10 +120,8 @@ class Placer:
     def _local(self, request: Request, decoders: Sequence[Worker]) -> _LocalCandidate | None:
         if self._goals.disaggregation == "always":
             return None
-        able = [worker for worker in decoders if self._registry.may_compute(worker)]
-        candidates = {
-            snapshot: worker for snapshot, worker in self._snapshots(request, able).items() if _has_room(worker)
-        }
+        able = [worker for worker in decoders if self._registry.may_compute(worker) and self._lanes.has_room(worker)]
+        candidates = self._snapshots(request, able)
         if not candidates:
             return None
         chosen = self._policies.decode(list(candidates))
@@ -134,7 +132,8 @@ class Placer:
         return _LocalCandidate(worker, chosen.uncached_tokens, Local(compute_s, ttft_s))
 
     def _colocated(self, request: Request) -> Placement | None:
-        candidates = self._snapshots(request, self._with_room_to_decode(request, Role.COLOCATED))
+        with_room = self._with_room_to_decode(request, Role.COLOCATED)
+        candidates = self._snapshots(request, [worker for worker in with_room if self._lanes.has_room(worker)])
         if not candidates:
             return None
         chosen = self._policies.decode(list(candidates))
@@ -149,7 +148,10 @@ class Placer:
     def _snapshots(self, request: Request, workers: Iterable[Worker]) -> dict[WorkerSnapshot, Worker]:
         cached = self._registry.cached_tokens(request.prompt_hashes, workers)
         prompt_tokens = len(request.prompt_token_ids)
-        return {worker.snapshot(prompt_tokens, cached_tokens): worker for worker, cached_tokens in cached.items()}
+        return {
+            worker.snapshot(prompt_tokens, cached_tokens, self._lanes.queue_tokens(worker)): worker
+            for worker, cached_tokens in cached.items()
+        }
 
     def _senders(self, decoders: Sequence[Worker]) -> list[Worker]:
         return [
@@ -203,11 +205,6 @@ def held_prompt(placement: Placement) -> Placement:
     computing = placement.prefill or placement.decode
     placement.prompt_hold.enter_context(computing.prompts.holding(placement.prompt_tokens))
     return placement
-
-
-def _has_room(worker: Worker) -> bool:
-    """For one more prompt to compute on a decode worker: as on a prefill worker, most of what waits does so here."""
-    return worker.prompts.given_tokens < PREFILL_QUEUE_TOKENS
 
 
 def _has_room_to_decode(worker: Worker, request: Request) -> bool:

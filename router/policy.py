@@ -15,8 +15,10 @@ from typing import Literal
 PolicyName = Literal["kv_aware", "least_loaded", "round_robin"]
 Policy = Callable[[Sequence["WorkerSnapshot"]], "WorkerSnapshot"]  # never called with an empty sequence
 
-# Prompt tokens that may wait in one prefill worker: enough to keep it busy, few enough for choices to stay fresh.
+# Prompt tokens that may wait in one worker: enough to keep it busy, few enough for choices to stay fresh. Where its
+# speed is known, as many as it computes in PREFILL_QUEUE_S, which is longer than a reservation or a heartbeat takes.
 PREFILL_QUEUE_TOKENS = 2048
+PREFILL_QUEUE_S = 0.4
 # And more by this many times what the worker holds of the prompt: to wait there longer still beats computing it again
 # elsewhere. This and the two weights below were chosen by scripts/bench_policies.py; docs/performance.md has the table.
 REUSE_QUEUE_FACTOR = 4
@@ -35,9 +37,10 @@ class WorkerSnapshot:
 
     worker_id: str
     num_assigned: int  # requests sent there and not seen the end of
-    assigned_tokens: int  # theirs: on a prefill worker those it was predicted to compute, on a decode worker all
+    assigned_tokens: int  # theirs: on a prefill worker those it has still to compute, on a decode worker all
     prompt_tokens: int = 0  # of the request to place
     cached_tokens: int = 0  # how many of them are in the worker's prefix cache, from the first on
+    queue_tokens: int = PREFILL_QUEUE_TOKENS  # how many may wait there to be computed
 
     @property
     def load(self) -> int:
@@ -50,7 +53,7 @@ class WorkerSnapshot:
     @property
     def has_room_to_prefill(self) -> bool:
         """Whether this prompt may wait there, rather than in the router for whoever is free first."""
-        room = PREFILL_QUEUE_TOKENS + REUSE_QUEUE_FACTOR * self.cached_tokens
+        room = self.queue_tokens + REUSE_QUEUE_FACTOR * self.cached_tokens
         return self.num_assigned == 0 or self.assigned_tokens < room
 
 

@@ -97,9 +97,12 @@ class Worker:
         """Whether it may be given work: neither a call nor its heartbeat says otherwise."""
         return not self.is_suspect and time.monotonic() - self.heartbeat_s < HEARTBEAT_LOST_S
 
-    def snapshot(self, prompt_tokens: int, cached_tokens: int) -> WorkerSnapshot:
+    def snapshot(self, prompt_tokens: int, cached_tokens: int, queue_tokens: int) -> WorkerSnapshot:
         """For the choice of who serves a prompt, of which this worker's prefix cache holds `cached_tokens`."""
-        return WorkerSnapshot(self.worker_id, self.num_assigned, self.assigned_tokens, prompt_tokens, cached_tokens)
+        tokens = self.assigned_tokens
+        if self.role is Role.PREFILL:  # of other routers' prompts nothing is counted, of ours what is computed is not
+            tokens = min(tokens, self.prompts.tokens)
+        return WorkerSnapshot(self.worker_id, self.num_assigned, tokens, prompt_tokens, cached_tokens, queue_tokens)
 
     def summary(self, num_cached_blocks: int) -> pb.WorkerSummary:
         return pb.WorkerSummary(

@@ -46,7 +46,7 @@ class Configuration:
 def plan_for(configuration: Configuration, config: ServeConfig, num_cores: int) -> Plan:
     """One worker of each role of the pair, or one colocated worker with the decode worker's settings and the threads
     of both. Raises: ConfigError."""
-    pair = make_plan(_quiet(config), Overrides({Role.PREFILL: 1, Role.DECODE: 1, Role.COLOCATED: 0}), num_cores).config
+    pair = make_plan(quiet(config), Overrides({Role.PREFILL: 1, Role.DECODE: 1, Role.COLOCATED: 0}), num_cores).config
     if configuration.is_pair:
         transfer = pair.transfer.model_copy(update={"transport": configuration.transport})
         return with_free_ports(Plan(pair.model_copy(update={"transfer": transfer})))
@@ -94,7 +94,7 @@ async def until_ready(plan: Plan, timeout_s: float) -> list[pb.WorkerHello]:
     raise AssertionError("follow_status ended")
 
 
-def _quiet(config: ServeConfig) -> ServeConfig:
+def quiet(config: ServeConfig) -> ServeConfig:
     """On ports that disturb nothing else that serves here."""
     free = {"host": LOOPBACK, "http_port": 0, "grpc_port": 0, "control_port": 0}
     return config.model_copy(update={"router": config.router.model_copy(update=free)})
