@@ -151,16 +151,20 @@ class Scheduler:
 def share_budget(prefills: Seq[Sequence], budget: int) -> dict[Sequence, int]:
     """How many tokens of each prompt (oldest first) the next step computes; nobody with none is in the result.
 
-    Half of the budget is the oldest prompt's, so that it never starves; the other half goes to those nearest to their
-    end, so that a short prompt does not wait for a long one. What one half leaves, the other takes.
+    Half of the budget is the oldest prompt's, so that it never starves; the other half goes first to those that have
+    at most half as much left as it has, so that a short prompt does not wait for a long one. Prompts of about the same
+    length come one after the other: shared, the first would be as late as the last.
     """
-    shares: dict[Sequence, int] = {}
-    by_remaining = sorted(prefills[1:], key=lambda sequence: sequence.num_uncomputed_tokens)
-    kept_for_oldest = min(prefills[0].num_uncomputed_tokens, -(-budget // 2)) if prefills else 0
+    if not prefills:
+        return {}
+    oldest = prefills[0]
+    kept_for_oldest = min(oldest.num_uncomputed_tokens, -(-budget // 2))
+    short = [s for s in prefills[1:] if s.num_uncomputed_tokens <= oldest.num_uncomputed_tokens // 2]
+    short.sort(key=lambda sequence: sequence.num_uncomputed_tokens)
+    shares = {oldest: kept_for_oldest}
     left = budget - kept_for_oldest
-    for sequence in by_remaining:
-        shares[sequence] = min(sequence.num_uncomputed_tokens, left)
-        left -= shares[sequence]
-    if prefills:
-        shares[prefills[0]] = min(prefills[0].num_uncomputed_tokens, kept_for_oldest + left)
+    for sequence in (*short, *prefills):
+        share = min(sequence.num_uncomputed_tokens - shares.get(sequence, 0), left)
+        shares[sequence] = shares.get(sequence, 0) + share
+        left -= share
     return {sequence: shares[sequence] for sequence in prefills if shares[sequence] > 0}

@@ -18,7 +18,7 @@ Policy = Callable[[Sequence["WorkerSnapshot"]], "WorkerSnapshot"]  # never calle
 # Prompt tokens that may wait in one worker: enough to keep it busy, few enough for choices to stay fresh. Where its
 # speed is known, as many as it computes in PREFILL_QUEUE_S, which is longer than a reservation or a heartbeat takes.
 PREFILL_QUEUE_TOKENS = 2048
-PREFILL_QUEUE_S = 0.4
+PREFILL_QUEUE_S = 0.5
 # And more by this many times what the worker holds of the prompt: to wait there longer still beats computing it again
 # elsewhere. This and the two weights below were chosen by scripts/bench_policies.py; docs/performance.md has the table.
 REUSE_QUEUE_FACTOR = 4

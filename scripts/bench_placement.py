@@ -5,7 +5,7 @@ python scripts/bench_placement.py --trace azure2023_conv.csv --parts rate --conf
 
 Three parts. rate: the highest Poisson rate at which 90 % of the requests meet their objectives, with the trace's
 lengths. overload: three times that rate with refusal by prediction. interference: the gaps between the tokens of four
-running streams, alone and while long prompts arrive. It starts and stops every system itself. Run it on an idle machine.
+running streams, alone and while long prompts arrive. It starts and stops every system itself; let nothing else run.
 """
 
 from __future__ import annotations

@@ -73,6 +73,14 @@ def test_the_budget_is_used_up_while_there_is_work_and_the_oldest_gets_half(leng
         assert shares[prompts[0]] >= min(lengths[0], budget / 2)
 
 
+def test_prompts_of_like_length_come_one_after_the_other_and_short_ones_in_between() -> None:
+    first, second, short = sequence(40), sequence(38), sequence(10)
+    assert share_budget([first, second], 16) == {first: 16}
+    assert share_budget([first, second, short], 16) == {first: 8, short: 8}
+    first.num_computed_tokens = 30
+    assert share_budget([first, second, short], 16) == {first: 10, second: 6}
+
+
 def test_a_known_prefix_is_not_computed_again_but_its_last_token_is() -> None:
     scheduler = new_scheduler(num_blocks=32, budget=64)
     first = sequence(17, max_tokens=1)
