@@ -120,11 +120,12 @@ def _dial(transport: str, here: Surroundings) -> Callable[[str], SourceChannel]:
 
 
 def _new_payloads(transport: str, here: Surroundings, address: str) -> PayloadSource:
+    host = address.rpartition(":")[0]
     match transport:
         case "torch_dist":
-            return TorchDistSource(here.device)
+            return TorchDistSource(here.device, host)
         case "nixl":
-            return NixlSource(address.rpartition(":")[0], here.stats)
+            return NixlSource(host, here.stats)
     return InlineSource()
 
 

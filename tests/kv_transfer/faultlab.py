@@ -198,7 +198,7 @@ async def grant(lab: Lab, wishes: Sequence[Wish], num_in_flight: int = 24) -> No
 
 
 def _left_behind(tasks: set[asyncio.Task[object]], threads: set[threading.Thread]) -> list[str]:
-    new_tasks = [f"task {task.get_name()}" for task in asyncio.all_tasks() - tasks - {asyncio.current_task()}]
+    new_tasks = [f"task {task!r}" for task in asyncio.all_tasks() - tasks - {asyncio.current_task()}]
     new_threads = [
         f"thread {thread.name}"
         for thread in set(threading.enumerate()) - threads
