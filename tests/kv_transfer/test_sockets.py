@@ -20,6 +20,7 @@ from common.pb import kv_transfer_pb2 as pb
 from common.rpc import bind_port, new_server
 from common.transfer_config import TlsFiles, TransferConfig
 from kv_transfer.factory import Surroundings, make_receiver, make_sender, new_way
+from kv_transfer.frame_queue import FrameQueue
 from kv_transfer.heads import HeadRange
 from kv_transfer.link import Endpoint, Way
 from kv_transfer.meeting_point import CONTROL, DATA, TOKEN_BYTES
@@ -27,7 +28,9 @@ from kv_transfer.receiver import LinkReceiver
 from kv_transfer.sender import LinkSender
 from kv_transfer.socket_listener import MAX_STRANGERS
 from kv_transfer.socket_source import SocketSource
+from kv_transfer.tcp import Tcp
 from kv_transfer.transport import Destination, KVPiece, Offer
+from kv_transfer.wire import MAX_PIECE_BYTES
 from tests.kv_transfer import peer
 from tests.kv_transfer.certificates import Authority
 from tests.kv_transfer.test_death import next_line, peer_process
@@ -288,6 +291,33 @@ async def test_a_killed_process_leaves_no_name_and_no_file_behind(kind: str) -> 
             await process.wait()
     assert shared_memory_files() <= before
     assert address not in unix_sockets()
+
+
+async def test_a_destination_that_takes_nothing_is_lost_after_a_while() -> None:
+    near, far = socket.socketpair()
+
+    class FullPipe(Tcp):
+        async def connect(self, address: str) -> socket.socket:
+            near.setblocking(False)
+            return near
+
+    source = SocketSource(FullPipe(), 0.1, "nobody:1")
+    await source.attach(pb.LinkWelcome(num_connections=1, data_token=bytes(TOKEN_BYTES)))
+    piece, payload = pb.LinkRequest(piece=pb.Piece()), torch.zeros(MAX_PIECE_BYTES, dtype=torch.uint8)
+    await source.write(piece, payload)
+    with pytest.raises(PeerLost, match="taken no KV"):
+        await source.write(piece, payload)
+    await source.close()
+    far.close()
+
+
+async def test_what_is_put_quietly_comes_before_what_is_put_after_it() -> None:
+    frames: FrameQueue[int] = FrameQueue()
+    waiting = asyncio.create_task(frames.get())
+    await asyncio.sleep(0)
+    await asyncio.to_thread(frames.put_quietly, 1)
+    await asyncio.to_thread(frames.put, 2)
+    assert [await waiting, await frames.get()] == [1, 2]
 
 
 def shared_memory_files() -> set[Path]:
