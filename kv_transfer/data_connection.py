@@ -68,15 +68,6 @@ class DataConnection:
         except DecodeError as error:
             raise PeerLost("the source sends what is no message") from error
 
-    def has_more(self) -> bool:
-        """Whether something is here already."""
-        if isinstance(self._socket, ssl.SSLSocket):
-            return self._socket.pending() > 0
-        try:
-            return bool(self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
-        except BlockingIOError:
-            return False
-
     def receive_into(self, view: memoryview) -> None:
         """Fill it. Raises: PeerLost."""
         flags = 0 if isinstance(self._socket, ssl.SSLSocket) else socket.MSG_WAITALL  # TLS sockets know no flags

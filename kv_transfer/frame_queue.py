@@ -26,11 +26,6 @@ class FrameQueue(Generic[Frame]):
         self._frames.append(frame)
         self._is_filled.call()
 
-    def put_quietly(self, frame: Frame) -> None:
-        """As `put`, but a reader that sleeps is left to sleep until the next `put`, which is sure to come."""
-        if not self.is_closed:
-            self._frames.append(frame)
-
     async def get(self) -> Frame:
         while not self._frames:
             self._is_filled.clear()

@@ -14,7 +14,7 @@ from kv_transfer.pair_store import PairStore
 from kv_transfer.pair_threads import PairThreads, retrieve
 from kv_transfer.torch_pair import SOURCE, Pair, Tokens, make_pair, prove
 
-CONNECT_TIMEOUT_S = 5.0
+CONNECT_TIMEOUT_S = 10.0
 _MIN_ENTRY_BYTES = 8  # gloo reads as many without a look at the length
 
 

@@ -16,7 +16,6 @@ from kv_transfer.link_thread import LinkThread
 from kv_transfer.meeting_point import Meeting, MeetingPoint
 from kv_transfer.socket_medium import Medium, PayloadReceiver
 
-_MAX_QUIET = 4  # pieces that wait for a later one to wake the event loop
 _TURN = 16  # frames handled before others on the event loop have theirs
 
 
@@ -134,7 +133,6 @@ class _DataReceiver:
         self._connection = connection
         self._payloads = payloads
         self._incoming = incoming
-        self._num_quiet = 0  # frames handed over since the loop was last woken
         self._thread = LinkThread(f"kv-receive-{number}", self._run)
 
     def end(self) -> None:
@@ -150,19 +148,9 @@ class _DataReceiver:
             with socket_errors():
                 self._payloads.meet(self._connection)
                 while True:
-                    self._hand_over(self._receive())
+                    self._incoming.put(_Read(self._number, self._receive()))
         except ServingError as lost:
             self._incoming.put(lost)
-
-    def _hand_over(self, arrival: Arrival) -> None:
-        """Waking the event loop costs more than a piece does there: it may sleep while the next one is coming in."""
-        self._num_quiet += 1
-        is_quiet = arrival.payload is not None and self._num_quiet < _MAX_QUIET and self._connection.has_more()
-        if is_quiet:
-            self._incoming.put_quietly(_Read(self._number, arrival))
-        else:
-            self._num_quiet = 0
-            self._incoming.put(_Read(self._number, arrival))
 
     def _receive(self) -> Arrival:
         request, payload_bytes = self._connection.receive_frame()

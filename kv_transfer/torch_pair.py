@@ -22,6 +22,7 @@ from torch._C._distributed_c10d import ProcessGroup, ProcessGroupGloo, Store, Wo
 
 DESTINATION, SOURCE = 0, 1
 _PAYLOAD_TAG, _WAKE_TAG = 0, 1
+_GLOO_PATIENCE = 5  # times its timeout, gloo waits for the other end to connect; to connect itself it takes one
 _NCCL_POLL_S = 0.0002
 
 
@@ -98,7 +99,7 @@ class GlooPair:
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         # Given its address, gloo does not resolve this machine's host name.
         options._devices = [ProcessGroupGloo.create_device(hostname=own_address, lazy_init=False)]
-        options._timeout = timedelta(seconds=timeout_s)
+        options._timeout = timedelta(seconds=timeout_s / _GLOO_PATIENCE)
         options._threads = 1
         self._peer = 1 - rank
         self._store = store  # see PairStore

@@ -20,7 +20,6 @@ from common.pb import kv_transfer_pb2 as pb
 from common.rpc import bind_port, new_server
 from common.transfer_config import TlsFiles, TransferConfig
 from kv_transfer.factory import Surroundings, make_receiver, make_sender, new_way
-from kv_transfer.frame_queue import FrameQueue
 from kv_transfer.heads import HeadRange
 from kv_transfer.link import Endpoint, Way
 from kv_transfer.meeting_point import CONTROL, DATA, TOKEN_BYTES
@@ -309,15 +308,6 @@ async def test_a_destination_that_takes_nothing_is_lost_after_a_while() -> None:
         await source.write(piece, payload)
     await source.close()
     far.close()
-
-
-async def test_what_is_put_quietly_comes_before_what_is_put_after_it() -> None:
-    frames: FrameQueue[int] = FrameQueue()
-    waiting = asyncio.create_task(frames.get())
-    await asyncio.sleep(0)
-    await asyncio.to_thread(frames.put_quietly, 1)
-    await asyncio.to_thread(frames.put, 2)
-    assert [await waiting, await frames.get()] == [1, 2]
 
 
 def shared_memory_files() -> set[Path]:
