@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from common.errors import PeerLost
 from kv_transfer.wakeup import Wakeup
+from kv_transfer.wire import MAX_PIECE_BYTES
 
 
 class Credit:
@@ -78,8 +79,10 @@ class FreedBytes:
     """Collects what a staging ring frees, on whichever thread, into few credits for the source."""
 
     def __init__(self, window_bytes: int) -> None:
-        """A credit is due at a quarter of the window, or as soon as nothing is under way."""
+        """A credit is due at a quarter of the window; where what is left of it may not do for the next piece, also as
+        soon as nothing is under way."""
         self._due_bytes = window_bytes // 4
+        self._is_narrow = window_bytes - self._due_bytes < MAX_PIECE_BYTES
         self._freed: deque[int] = deque()  # append and popleft are atomic
         self._pending = 0
         self._is_freed = Wakeup()
@@ -93,9 +96,12 @@ class FreedBytes:
         while True:
             while self._freed:
                 self._pending += self._freed.popleft()
-            if self._pending >= self._due_bytes or (self._pending and num_taken_bytes() == 0):
+            if self._pending >= self._due_bytes or self._is_left_alone(num_taken_bytes()):
                 credit, self._pending = self._pending, 0
                 return credit
             self._is_freed.clear()
             if not self._freed:
                 await self._is_freed.wait()
+
+    def _is_left_alone(self, num_taken_bytes: int) -> bool:
+        return self._is_narrow and self._pending > 0 and num_taken_bytes == 0

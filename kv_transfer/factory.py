@@ -99,15 +99,21 @@ def make_receiver(
 
 
 def new_way(transport: str, here: Surroundings) -> Way:
-    return Way(transport, _dial(transport, here), MAX_MESSAGE_AIM if transport == "grpc" else None)
+    dial = _dial(transport, here)
+    match transport:
+        case "grpc":
+            return Way(transport, dial, max_piece_bytes=MAX_MESSAGE_AIM)
+        case "torch_dist":  # a header over gRPC and two threads at either end; round trips see the header alone
+            return Way(transport, dial, piece_round_trips=1.5)
+    return Way(transport, dial)
 
 
 def _dial(transport: str, here: Surroundings) -> Callable[[str], SourceChannel]:
     match transport:
         case "tcp":
-            return partial(SocketSource, _new_tcp(here.config))
+            return partial(SocketSource, _new_tcp(here.config), here.config.stall_timeout_s)
         case "shm":
-            return partial(SocketSource, _new_shm())
+            return partial(SocketSource, _new_shm(), here.config.stall_timeout_s)
         case "loopback":
             network = here.network
             assert network is not None, "loopback ends meet in a LoopbackNetwork"
@@ -120,11 +126,12 @@ def _dial(transport: str, here: Surroundings) -> Callable[[str], SourceChannel]:
 
 
 def _new_payloads(transport: str, here: Surroundings, address: str) -> PayloadSource:
+    host = address.rpartition(":")[0]
     match transport:
         case "torch_dist":
-            return TorchDistSource(here.device)
+            return TorchDistSource(here.device, host)
         case "nixl":
-            return NixlSource(address.rpartition(":")[0], here.stats)
+            return NixlSource(host, here.stats)
     return InlineSource()
 
 

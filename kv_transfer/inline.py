@@ -9,6 +9,7 @@ from torch import Tensor
 from common.pb import kv_transfer_pb2 as pb
 from kv_transfer.link import Landing, PackedPayload, ReceivedPayload
 from kv_transfer.side_stream import copy_to_host
+from kv_transfer.stream_channel import NextRequest, WriteRequest
 from kv_transfer.wire import PieceHeader, buffer_of, checksum_of
 
 
@@ -17,7 +18,7 @@ class InlineSource:
 
     name = "inline"
 
-    async def attach(self, welcome: pb.LinkWelcome) -> None:
+    async def attach(self, welcome: pb.LinkWelcome, write: WriteRequest) -> None:
         pass
 
     async def pack(self, flat: Tensor) -> PackedPayload:
@@ -38,11 +39,12 @@ class InlineSource:
 
 class InlineDestination:
     name = "inline"
+    max_ahead = 1
 
     async def prepare(self, welcome: pb.LinkWelcome, landing: Landing) -> None:
         self._landing = landing
 
-    async def attach(self) -> None:
+    async def attach(self, read: NextRequest) -> None:
         pass
 
     async def receive(self, header: PieceHeader, piece: pb.Piece) -> ReceivedPayload:

@@ -138,3 +138,4 @@ class Way:
     transport: str
     dial: Callable[[str], SourceChannel]  # to an offer's address; connects on the first write
     max_piece_bytes: int | None = None  # the largest aim that pays, if there is such a size
+    piece_round_trips: float = 0.5  # what each piece costs beyond its bytes

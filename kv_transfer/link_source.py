@@ -24,7 +24,7 @@ from kv_transfer.credit import Backlog, Credit
 from kv_transfer.frame_queue import FrameQueue
 from kv_transfer.handshake import Agreement
 from kv_transfer.heads import take_heads
-from kv_transfer.link import Endpoint, SourceChannel
+from kv_transfer.link import Endpoint, SourceChannel, Way
 from kv_transfer.outgoing import AbortFrame, CommitFrame, Frame, LinkedTransfer, PieceFrame
 from kv_transfer.plan import MAX_AIM_BYTES, suitable_piece_bytes
 from kv_transfer.side_stream import side_stream
@@ -54,7 +54,7 @@ class LinkContext:
     on_room: Callable[[], None]
     stall_timeout_s: float
     piece_bytes: int | None  # None: by the link's speed
-    max_piece_bytes: int | None
+    way: Way
 
 
 class SourceLink:
@@ -86,7 +86,8 @@ class SourceLink:
     def piece_bytes(self) -> int:
         if self._context.piece_bytes is not None:
             return self._context.piece_bytes
-        return min(suitable_piece_bytes(self.speed), self._context.max_piece_bytes or MAX_AIM_BYTES)
+        way = self._context.way
+        return min(suitable_piece_bytes(self.speed, way.piece_round_trips), way.max_piece_bytes or MAX_AIM_BYTES)
 
     def begin(self, ticket: Ticket, stats: TransferStats | None = None) -> LinkedTransfer:
         """stats: what counts it, by default the sender's.

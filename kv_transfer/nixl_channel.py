@@ -26,6 +26,7 @@ from kv_transfer.link import Landing, PackedPayload, ReceivedPayload
 from kv_transfer.nixl_agent import MemoryInDoubt
 from kv_transfer.nixl_window import NixlTarget, NixlWriter, Window
 from kv_transfer.staging import Staged, StagingRing, ring_bytes, staged_bytes
+from kv_transfer.stream_channel import NextRequest, WriteRequest
 from kv_transfer.transport import TransferStats
 from kv_transfer.wire import PieceHeader, checksum_of
 
@@ -45,7 +46,7 @@ class NixlSource:
         self._thread = _AgentThread(stats)
         self._placed: deque[Staged] = deque()  # the destination may still read them, oldest first
 
-    async def attach(self, welcome: pb.LinkWelcome) -> None:
+    async def attach(self, welcome: pb.LinkWelcome, write: WriteRequest) -> None:
         memory = torch.empty(ring_bytes(welcome.credit_bytes), dtype=torch.uint8)
         self._ring = StagingRing(memory, on_freed=lambda num_bytes: None)
         window = Window.decode(welcome.nixl_metadata)
@@ -79,6 +80,7 @@ class NixlSource:
 
 class NixlDestination:
     name = "nixl"
+    max_ahead = 1
 
     def __init__(self, stats: TransferStats, host: str) -> None:
         """host: this worker's own."""
@@ -91,7 +93,7 @@ class NixlDestination:
         self._target = await self._thread.make(partial(NixlTarget, self._memory, self._net_device))
         welcome.nixl_metadata = self._target.window.encode()
 
-    async def attach(self) -> None:
+    async def attach(self, read: NextRequest) -> None:
         pass
 
     async def receive(self, header: PieceHeader, piece: pb.Piece) -> ReceivedPayload:

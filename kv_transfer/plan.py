@@ -22,12 +22,15 @@ MAX_AIM_BYTES = MAX_PLANNED_BYTES // 2
 MIN_PIECE_BYTES = 256 * 1024  # smaller ones cost more than their bytes on any transport; also where nobody measured
 
 
-def suitable_piece_bytes(speed: LinkSpeed | None) -> int:
-    """The aim for pieces on a link: large enough that what each costs by itself, about half a round trip of Python on
-    both sides, is small beside its bytes; no larger, since the last one cannot overlap with anything."""
+def suitable_piece_bytes(speed: LinkSpeed | None, piece_round_trips: float = 0.5) -> int:
+    """The aim for pieces on a link: large enough that what each costs by itself is small beside its bytes; no larger,
+    since the last one cannot overlap with anything.
+
+    piece_round_trips: that cost; by default half a round trip of Python on both sides.
+    """
     if speed is None:
         return MIN_PIECE_BYTES
-    cost_in_bytes = speed.bytes_per_s * speed.round_trip_s / 2
+    cost_in_bytes = speed.bytes_per_s * speed.round_trip_s * piece_round_trips
     return min(max(MIN_PIECE_BYTES, int(4 * cost_in_bytes)), MAX_AIM_BYTES)
 
 

@@ -111,7 +111,7 @@ class LinkSender:
             on_room=lambda: self.on_room(),
             stall_timeout_s=self._config.stall_timeout_s,
             piece_bytes=self._config.piece_bytes,
-            max_piece_bytes=self._ways[offer.transport].max_piece_bytes,
+            way=self._ways[offer.transport],
         )
 
     async def _close_others_at(self, offer: Offer, destination: Destination) -> None:

@@ -29,8 +29,10 @@ _ROOM_AHEAD_BYTES = _MAX_AHEAD_BYTES // 2
 class SocketSource:
     """A SourceChannel."""
 
-    def __init__(self, medium: Medium, address: str) -> None:
+    def __init__(self, medium: Medium, stall_timeout_s: float, address: str) -> None:
+        """stall_timeout_s: a destination that takes nothing for so long is lost."""
         self.wire_name = medium.transport
+        self._stall_timeout_s = stall_timeout_s
         self._medium = medium
         self._address = address
         self._control: ControlConnection | None = None
@@ -77,7 +79,7 @@ class SocketSource:
             for number in range(welcome.num_connections):
                 connection = DataConnection(await self._connect(DATA + welcome.data_token))
                 name = f"kv-send-{self.wire_name}-{number}"
-                senders.append(_DataSender(name, connection, self._payloads, self._lose))
+                senders.append(_DataSender(name, connection, self._payloads, self._stall_timeout_s, self._lose))
             for sender in senders:
                 await sender.is_attached
         finally:
@@ -129,12 +131,18 @@ class _DataSender:
     """One data connection and its thread. `put` and what follows it belong to the event loop."""
 
     def __init__(
-        self, name: str, connection: DataConnection, payloads: PayloadSender, on_loss: Callable[[str], None]
+        self,
+        name: str,
+        connection: DataConnection,
+        payloads: PayloadSender,
+        stall_timeout_s: float,
+        on_loss: Callable[[str], None],
     ) -> None:
         self.is_attached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._loop = asyncio.get_running_loop()
         self._connection = connection
         self._payloads = payloads
+        self._stall_timeout_s = stall_timeout_s
         self._on_loss = on_loss
         self._queue: SimpleQueue[_Outgoing | None] = SimpleQueue()
         self._num_put_bytes = 0  # counted by the loop
@@ -149,7 +157,7 @@ class _DataSender:
         return self._num_put_bytes - self._num_sent_bytes
 
     async def put(self, outgoing: _Outgoing) -> None:
-        """Returns when there is room for another."""
+        """Returns when there is room for another. Raises: PeerLost when nothing has left for stall_timeout_s."""
         if outgoing.payload is not None:
             self._num_put_bytes += outgoing.payload.numel()
         self._queue.put(outgoing)
@@ -157,7 +165,16 @@ class _DataSender:
             self._has_room.clear()
             self._is_waiting = True
             if self.num_ahead_bytes > _ROOM_AHEAD_BYTES:  # else the thread may have looked before it was told
-                await self._has_room.wait()
+                await self._until_room()
+
+    async def _until_room(self) -> None:
+        while not self._has_room.is_set():
+            num_sent_bytes = self._num_sent_bytes
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._stall_timeout_s):
+                    await self._has_room.wait()
+            if not self._has_room.is_set() and self._num_sent_bytes == num_sent_bytes:
+                raise PeerLost(f"the destination has taken no KV for {self._stall_timeout_s} s")
 
     def end(self) -> None:
         self._connection.end()

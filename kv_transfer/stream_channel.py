@@ -10,9 +10,12 @@ from torch import Tensor
 from common.errors import PeerLost
 from common.pb import kv_transfer_pb2 as pb
 from kv_transfer.link import Arrival, Landing, PackedPayload, ReceivedPayload
+from kv_transfer.read_ahead import ReadAhead
 from kv_transfer.wire import PieceHeader
 
 Reply = Callable[[pb.LinkReply], Awaitable[None]]
+WriteRequest = Callable[[pb.LinkRequest], Awaitable[None]]
+NextRequest = Callable[[], Awaitable[pb.LinkRequest]]
 
 
 class LinkStream(Protocol):
@@ -32,8 +35,8 @@ class PayloadSource(Protocol):
 
     name: str  # must be the same on both sides
 
-    async def attach(self, welcome: pb.LinkWelcome) -> None:
-        """Raises: PeerLost."""
+    async def attach(self, welcome: pb.LinkWelcome, write: WriteRequest) -> None:
+        """write: a request that the destination's `attach` reads. Raises: PeerLost."""
 
     async def pack(self, flat: Tensor) -> PackedPayload: ...
 
@@ -57,14 +60,18 @@ class PayloadDestination(Protocol):
     """Calls never overlap, apart from close."""
 
     name: str
+    max_ahead: int  # payloads that may be awaited at once
 
     async def prepare(self, welcome: pb.LinkWelcome, landing: Landing) -> None: ...
 
-    async def attach(self) -> None:
+    async def attach(self, read: NextRequest) -> None:
         """Raises: PeerLost."""
 
-    async def receive(self, header: PieceHeader, piece: pb.Piece) -> ReceivedPayload:
-        """Raises: PeerLost when the payloads cannot go on, StagingOverrun."""
+    def receive(self, header: PieceHeader, piece: pb.Piece) -> Awaitable[ReceivedPayload]:
+        """Begin, in the order of the calls; await the outcome, in the same order.
+
+        Raises: PeerLost when the payloads cannot go on, StagingOverrun; from the call and from the outcome.
+        """
 
     async def close(self) -> None: ...
 
@@ -95,7 +102,7 @@ class StreamSource:
         return reply
 
     async def attach(self, welcome: pb.LinkWelcome) -> None:
-        await self._payloads.attach(welcome)
+        await self._payloads.attach(welcome, self._stream.write)
 
     async def close(self) -> None:
         await self._payloads.close()
@@ -113,18 +120,15 @@ class StreamDestination:
         self._iterator: AsyncIterator[pb.LinkRequest] | None = None  # gRPC's own complains if it is made and not used
         self._write = write
         self._payloads = payloads
+        self._ahead: ReadAhead | None = None
 
     async def read(self) -> Arrival:
-        if self._iterator is None:
-            self._iterator = aiter(self._requests)
-        try:
-            request = await anext(self._iterator)
-        except StopAsyncIteration:
-            raise PeerLost("the source has left") from None
+        if self._ahead is not None:
+            return await self._ahead.next()
+        request = await self._next_request()
         if not request.HasField("piece"):
             return Arrival(request)
-        header = PieceHeader.from_pb(request.piece)
-        return Arrival(request, await self._payloads.receive(header, request.piece))
+        return Arrival(request, await self._payloads.receive(PieceHeader.from_pb(request.piece), request.piece))
 
     async def write(self, reply: pb.LinkReply) -> None:
         await self._write(reply)
@@ -136,7 +140,19 @@ class StreamDestination:
         await self._payloads.prepare(welcome, landing)
 
     async def attach(self) -> None:
-        await self._payloads.attach()
+        await self._payloads.attach(self._next_request)
+        if self._payloads.max_ahead > 1:
+            self._ahead = ReadAhead(self._next_request, self._payloads.receive, self._payloads.max_ahead)
 
     async def close(self) -> None:
         await self._payloads.close()
+        if self._ahead is not None:
+            await self._ahead.close()
+
+    async def _next_request(self) -> pb.LinkRequest:
+        if self._iterator is None:
+            self._iterator = aiter(self._requests)
+        try:
+            return await anext(self._iterator)
+        except StopAsyncIteration:
+            raise PeerLost("the source has left") from None

@@ -1,6 +1,10 @@
 """Payloads beside the control stream, over the link's own torch.distributed pair.
 
-A dead pair is never mended: its link ends, and the next `open` makes a new link with a new pair under a fresh name.
+    source   ── header 1, header 2, ... ──▶   over the stream, each before its payload
+             ══ payload 1, payload 2, ... ═▶  over the pair, in the same order: a receive is posted as soon as its
+                                              header is read, whatever is still on its way before it
+
+A dead pair is never mended: its link ends, and the next `open` makes a new link with a new pair.
 """
 
 from __future__ import annotations
@@ -8,43 +12,45 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore, Store
 
 from common.errors import PeerLost
 from common.pb import kv_transfer_pb2 as pb
 from kv_transfer.link import Landing, PackedPayload, ReceivedPayload
+from kv_transfer.pair_meeting import PairMeeting
+from kv_transfer.pair_threads import PairThreads
 from kv_transfer.side_stream import copy_to_host
-from kv_transfer.torch_pair import DESTINATION, SOURCE, Pair, host_store, join_store, make_pair
+from kv_transfer.stream_channel import NextRequest, WriteRequest
+from kv_transfer.torch_pair import DESTINATION, SOURCE, Tokens, own_address_towards, resolve
 from kv_transfer.wire import PieceHeader, checksum_of
 
-CONNECT_TIMEOUT_S = 5.0
 PAYLOAD_TIMEOUT_S = 10.0  # one piece; longer than this, the peer is frozen
-MAX_PUSHES = 4
-
-Result = TypeVar("Result")
+MAX_MOVING = 8  # payloads: fewer, and the pair idles while threads switch
+_TOKEN_BYTES = 16
 
 
 def channel_for(device: torch.device) -> str:
-    return "nccl" if device.type == "cuda" else "gloo"
+    """The 2: ends that meet through the link's stream; the first ones met through a store with a port of its own."""
+    return "nccl/2" if device.type == "cuda" else "gloo/2"
 
 
 class TorchDistSource:
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, host: str) -> None:
+        """host: the destination's."""
         self.name = channel_for(device)
-        self._device = device
-        self._thread = PairThread()
-        self._pushes: deque[asyncio.Task[None]] = deque()
+        self._threads = PairThreads(PAYLOAD_TIMEOUT_S)
+        self._meeting = PairMeeting(self._threads, SOURCE, device, partial(own_address_towards, host))
+        self._moving: deque[asyncio.Future[None]] = deque()
 
-    async def attach(self, welcome: pb.LinkWelcome) -> None:
-        await self._thread.run(partial(self._join, welcome))
+    async def attach(self, welcome: pb.LinkWelcome, write: WriteRequest) -> None:
+        self._meeting.hear(welcome.pair)
+        entry = await self._meeting.begin(Tokens(welcome.source_token, welcome.destination_token))
+        await write(pb.LinkRequest(join=pb.LinkJoin(pair=entry)))
+        await self._meeting.complete()
 
     async def pack(self, flat: Tensor) -> PackedPayload:
         on_cpu = await asyncio.to_thread(copy_to_host, flat) if flat.is_cuda else flat
@@ -54,105 +60,58 @@ class TorchDistSource:
         pass
 
     async def push(self, flat: Tensor) -> None:
-        """Several payloads are under way, or each would pay for two thread switches and a round of the event loop."""
-        if len(self._pushes) == MAX_PUSHES:
-            await self._pushes.popleft()
-        send = partial(self._thread.pair.send, flat, PAYLOAD_TIMEOUT_S)
-        self._pushes.append(asyncio.create_task(self._thread.run(send), name="kv-push"))
+        if len(self._moving) == MAX_MOVING:
+            await self._moving.popleft()
+        self._moving.append(self._threads.move(lambda pair: pair.send(flat), lambda: None))
 
     def on_credit(self, num_bytes: int) -> None:
         pass
 
     async def close(self) -> None:
         """A push that failed has killed the pair on both sides, so the link's reader knows already."""
-        self._thread.close()
-        while self._pushes:
+        self._meeting.close()
+        self._threads.close()
+        while self._moving:
             with suppress(PeerLost):
-                await self._pushes.popleft()
-
-    def _join(self, welcome: pb.LinkWelcome) -> None:
-        self._thread.store, own_address = join_store(welcome.store_address, CONNECT_TIMEOUT_S)
-        self._thread.meet(welcome.group_name, SOURCE, own_address, self._device)
+                await self._moving.popleft()
 
 
 class TorchDistDestination:
+    max_ahead = MAX_MOVING
+
     def __init__(self, device: torch.device, host: str) -> None:
         """host: this worker's own, where the pair meets."""
         self.name = channel_for(device)
-        self._device = device
-        self._host = host
-        self._thread = PairThread()
+        self._threads = PairThreads(PAYLOAD_TIMEOUT_S)
+        self._meeting = PairMeeting(self._threads, DESTINATION, device, partial(resolve, host))
 
     async def prepare(self, welcome: pb.LinkWelcome, landing: Landing) -> None:
         self._landing = landing
-        welcome.store_address = await self._thread.run(self._open_store)
-        welcome.group_name = self._group_name = secrets.token_hex(8)
-        self._own_address = welcome.store_address.rpartition(":")[0]
+        tokens = Tokens(secrets.token_bytes(_TOKEN_BYTES), secrets.token_bytes(_TOKEN_BYTES))
+        welcome.pair.CopyFrom(await self._meeting.begin(tokens))
+        welcome.source_token, welcome.destination_token = tokens.source, tokens.destination
 
-    async def attach(self) -> None:
-        meet = partial(self._thread.meet, self._group_name, DESTINATION, self._own_address, self._device)
-        await self._thread.run(meet)
+    async def attach(self, read: NextRequest) -> None:
+        request = await read()
+        if not request.HasField("join"):
+            raise PeerLost(f"the source sends {request.WhichOneof('frame')} where it should join the pair")
+        self._meeting.hear(request.join.pair)
+        await self._meeting.complete()
 
-    async def receive(self, header: PieceHeader, piece: pb.Piece) -> ReceivedPayload:
+    def receive(self, header: PieceHeader, piece: pb.Piece) -> asyncio.Future[ReceivedPayload]:
         """A wrong size could not be drained, and a buffer smaller than what comes kills this process: better to lose
         the link."""
         expected = self._landing.codec.num_bytes(header)
         if header.num_bytes != expected or expected <= 0:
             raise PeerLost(f"a piece announces {header.num_bytes} bytes where its range takes {expected}")
         staged = self._landing.staging.take(expected)
-        return ReceivedPayload(staged, await self._thread.run(partial(self._receive, staged.flat)))
+
+        def hashed() -> ReceivedPayload:
+            flat = staged.flat
+            return ReceivedPayload(staged, checksum_of(copy_to_host(flat) if flat.is_cuda else flat))
+
+        return self._threads.move(lambda pair: pair.receive(staged.flat), hashed)
 
     async def close(self) -> None:
-        self._thread.close()
-
-    def _open_store(self) -> str:
-        self._thread.store, store_address = host_store(self._host, CONNECT_TIMEOUT_S)
-        return store_address
-
-    def _receive(self, flat: Tensor) -> int:
-        self._thread.pair.receive(flat, PAYLOAD_TIMEOUT_S)
-        return checksum_of(flat.cpu())
-
-
-class PairThread:
-    """The one thread that a link's pair lives on: made, used and let go there, so the event loop never waits."""
-
-    def __init__(self) -> None:
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-pair")
-        self.store: Store | None = None
-        self._pair: Pair | None = None
-        self._is_closed = False
-
-    @property
-    def pair(self) -> Pair:
-        assert self._pair is not None, "connect comes first"
-        return self._pair
-
-    def meet(self, group_name: str, rank: int, own_address: str, device: torch.device) -> None:
-        """On the thread, with the store set: wait for the other end."""
-        assert self.store is not None, "the store comes first"
-        group_store = PrefixStore(group_name, self.store)
-        self._pair = make_pair(group_store, rank, own_address, device, CONNECT_TIMEOUT_S)
-
-    async def run(self, call: Callable[[], Result]) -> Result:
-        """Raises: PeerLost for whatever torch.distributed calls a RuntimeError, and for an address that is none."""
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._executor, call)
-        except (RuntimeError, OSError, ValueError, OverflowError) as error:
-            raise PeerLost(f"the torch.distributed pair failed: {error}") from error
-
-    def close(self) -> None:
-        """Wake the thread if it waits in the pair, and let both go. One that still waits for its peer to appear ends
-        by CONNECT_TIMEOUT_S."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        if self._pair is not None:
-            self._pair.abort()
-        self._executor.submit(self._let_go)
-        self._executor.shutdown(wait=False)
-
-    def _let_go(self) -> None:
-        if self._pair is not None:
-            self._pair.let_go()
-        self._pair = self.store = None
+        self._meeting.close()
+        self._threads.close()

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x63ommon/pb/kv_transfer.proto\x12\npdserve.v1\"~\n\x08KVLayout\x12\x19\n\x11model_fingerprint\x18\x01 \x01(\t\x12\x12\n\nnum_layers\x18\x02 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x03 \x01(\r\x12\x10\n\x08head_dim\x18\x04 \x01(\r\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x0c\n\x04rope\x18\x06 \x01(\t\"\x94\x01\n\x06Ticket\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x0c\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x1a\n\x12source_incarnation\x18\x03 \x01(\t\x12\x1f\n\x17\x64\x65stination_incarnation\x18\x04 \x01(\t\x12\x12\n\nnum_tokens\x18\x05 \x01(\r\x12\x13\n\x0bskip_tokens\x18\x06 \x01(\r\"\x83\x01\n\x0b\x44\x65stination\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x11\n\ttransport\x18\x03 \x01(\t\x12!\n\x06offers\x18\x04 \x03(\x0b\x32\x11.pdserve.v1.Offer\x12\x18\n\x10protocol_version\x18\x05 \x01(\r\"+\n\x05Offer\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"\xdc\x01\n\x0bLinkRequest\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.pdserve.v1.LinkHelloH\x00\x12\"\n\x05piece\x18\x02 \x01(\x0b\x32\x11.pdserve.v1.PieceH\x00\x12$\n\x06\x63ommit\x18\x03 \x01(\x0b\x32\x12.pdserve.v1.CommitH\x00\x12*\n\x05\x61\x62ort\x18\x04 \x01(\x0b\x32\x19.pdserve.v1.AbortTransferH\x00\x12&\n\x05proof\x18\x05 \x01(\x0b\x32\x15.pdserve.v1.LinkProofH\x00\x42\x07\n\x05\x66rame\"\xa5\x02\n\tLinkReply\x12*\n\x07welcome\x18\x01 \x01(\x0b\x32\x17.pdserve.v1.LinkWelcomeH\x00\x12\x31\n\rcommit_result\x18\x02 \x01(\x0b\x32\x18.pdserve.v1.CommitResultH\x00\x12*\n\x05\x65nded\x18\x03 \x01(\x0b\x32\x19.pdserve.v1.TransferEndedH\x00\x12.\n\tchallenge\x18\x04 \x01(\x0b\x32\x19.pdserve.v1.LinkChallengeH\x00\x12(\n\x06\x63redit\x18\x05 \x01(\x0b\x32\x16.pdserve.v1.LinkCreditH\x00\x12*\n\x07refusal\x18\x06 \x01(\x0b\x32\x17.pdserve.v1.LinkRefusalH\x00\x42\x07\n\x05\x66rame\"\xf6\x01\n\tLinkHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x1a\n\x12source_incarnation\x18\x02 \x01(\t\x12\x1f\n\x17\x64\x65stination_incarnation\x18\x03 \x01(\t\x12$\n\x06layout\x18\x04 \x01(\x0b\x32\x14.pdserve.v1.KVLayout\x12\x11\n\ttransport\x18\x05 \x01(\t\x12\x10\n\x08\x63hecksum\x18\x06 \x01(\t\x12\r\n\x05nonce\x18\x07 \x01(\x0c\x12\x12\n\nhead_start\x18\x08 \x01(\r\x12\x10\n\x08head_end\x18\t \x01(\r\x12\x12\n\nwire_dtype\x18\n \x01(\t\"\x1e\n\rLinkChallenge\x12\r\n\x05nonce\x18\x01 \x01(\x0c\"\x1a\n\tLinkProof\x12\r\n\x05proof\x18\x01 \x01(\x0c\"\x87\x02\n\x0bLinkWelcome\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12$\n\x06layout\x18\x02 \x01(\x0b\x32\x14.pdserve.v1.KVLayout\x12\x15\n\rstore_address\x18\x03 \x01(\t\x12\x12\n\ngroup_name\x18\x04 \x01(\t\x12\r\n\x05proof\x18\x05 \x01(\x0c\x12\x14\n\x0c\x63redit_bytes\x18\x06 \x01(\x04\x12\x12\n\nhead_start\x18\x07 \x01(\r\x12\x10\n\x08head_end\x18\x08 \x01(\r\x12\x12\n\ndata_token\x18\t \x01(\x0c\x12\x17\n\x0fnum_connections\x18\n \x01(\r\x12\x15\n\rnixl_metadata\x18\x0b \x01(\x0c\"\x1f\n\nLinkCredit\x12\x11\n\tnum_bytes\x18\x01 \x01(\x04\"0\n\x0bLinkRefusal\x12\x12\n\nerror_type\x18\x01 \x01(\t\x12\r\n\x05\x65rror\x18\x02 \x01(\t\"\xc1\x01\n\x05Piece\x12\"\n\x06ticket\x18\x01 \x01(\x0b\x32\x12.pdserve.v1.Ticket\x12\x13\n\x0blayer_start\x18\x02 \x01(\r\x12\x11\n\tlayer_end\x18\x03 \x01(\r\x12\x13\n\x0btoken_start\x18\x04 \x01(\r\x12\x11\n\ttoken_end\x18\x05 \x01(\r\x12\x10\n\x08\x63hecksum\x18\x06 \x01(\x06\x12\x11\n\tnum_bytes\x18\x07 \x01(\x04\x12\x0f\n\x07payload\x18\x08 \x01(\x0c\x12\x0e\n\x06offset\x18\t \x01(\x04\"z\n\x06\x43ommit\x12\"\n\x06ticket\x18\x01 \x01(\x0b\x32\x12.pdserve.v1.Ticket\x12\x12\n\nnum_pieces\x18\x02 \x01(\r\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\x12\x10\n\x08\x63hecksum\x18\x04 \x01(\x06\x12\x13\n\x0b\x66irst_token\x18\x05 \x01(\r\"j\n\x0c\x43ommitResult\x12\"\n\x06ticket\x18\x01 \x01(\x0b\x32\x12.pdserve.v1.Ticket\x12\x13\n\x0bis_accepted\x18\x02 \x01(\x08\x12\x12\n\nerror_type\x18\x03 \x01(\t\x12\r\n\x05\x65rror\x18\x04 \x01(\t\"3\n\rAbortTransfer\x12\"\n\x06ticket\x18\x01 \x01(\x0b\x32\x12.pdserve.v1.Ticket\"C\n\rTransferEnded\x12\"\n\x06ticket\x18\x01 \x01(\x0b\x32\x12.pdserve.v1.Ticket\x12\x0e\n\x06reason\x18\x02 \x01(\t2H\n\nKVTransfer\x12:\n\x04Link\x12\x17.pdserve.v1.LinkRequest\x1a\x15.pdserve.v1.LinkReply(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x63ommon/pb/kv_transfer.proto\x12\npdserve.v1\"~\n\x08KVLayout\x12\x19\n\x11model_fingerprint\x18\x01 \x01(\t\x12\x12\n\nnum_layers\x18\x02 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x03 \x01(\r\x12\x10\n\x08head_dim\x18\x04 \x01(\r\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x0c\n\x04rope\x18\x06 \x01(\t\"\x94\x01\n\x06Ticket\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x0c\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x1a\n\x12source_incarnation\x18\x03 \x01(\t\x12\x1f\n\x17\x64\x65stination_incarnation\x18\x04 \x01(\t\x12\x12\n\nnum_tokens\x18\x05 \x01(\r\x12\x13\n\x0bskip_tokens\x18\x06 \x01(\r\"\x83\x01\n\x0b\x44\x65stination\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x11\n\ttransport\x18\x03 \x01(\t\x12!\n\x06offers\x18\x04 \x03(\x0b\x32\x11.pdserve.v1.Offer\x12\x18\n\x10protocol_version\x18\x05 \x01(\r\"+\n\x05Offer\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"\x82\x02\n\x0bLinkRequest\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.pdserve.v1.LinkHelloH\x00\x12\"\n\x05piece\x18\x02 \x01(\x0b\x32\x11.pdserve.v1.PieceH\x00\x12$\n\x06\x63ommit\x18\x03 \x01(\x0b\x32\x12.pdserve.v1.CommitH\x00\x12*\n\x05\x61\x62ort\x18\x04 \x01(\x0b\x32\x19.pdserve.v1.AbortTransferH\x00\x12&\n\x05proof\x18\x05 \x01(\x0b\x32\x15.pdserve.v1.LinkProofH\x00\x12$\n\x04join\x18\x06 \x01(\x0b\x32\x14.pdserve.v1.LinkJoinH\x00\x42\x07\n\x05\x66rame\"\xa5\x02\n\tLinkReply\x12*\n\x07welcome\x18\x01 \x01(\x0b\x32\x17.pdserve.v1.LinkWelcomeH\x00\x12\x31\n\rcommit_result\x18\x02 \x01(\x0b\x32\x18.pdserve.v1.CommitResultH\x00\x12*\n\x05\x65nded\x18\x03 \x01(\x0b\x32\x19.pdserve.v1.TransferEndedH\x00\x12.\n\tchallenge\x18\x04 \x01(\x0b\x32\x19.pdserve.v1.LinkChallengeH\x00\x12(\n\x06\x63redit\x18\x05 \x01(\x0b\x32\x16.pdserve.v1.LinkCreditH\x00\x12*\n\x07refusal\x18\x06 \x01(\x0b\x32\x17.pdserve.v1.LinkRefusalH\x00\x42\x07\n\x05\x66rame\"\xf6\x01\n\tLinkHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x1a\n\x12source_incarnation\x18\x02 \x01(\t\x12\x1f\n\x17\x64\x65stination_incarnation\x18\x03 \x01(\t\x12$\n\x06layout\x18\x04 \x01(\x0b\x32\x14.pdserve.v1.KVLayout\x12\x11\n\ttransport\x18\x05 \x01(\t\x12\x10\n\x08\x63hecksum\x18\x06 \x01(\t\x12\r\n\x05nonce\x18\x07 \x01(\x0c\x12\x12\n\nhead_start\x18\x08 \x01(\r\x12\x10\n\x08head_end\x18\t \x01(\r\x12\x12\n\nwire_dtype\x18\n \x01(\t\"\x1e\n\rLinkChallenge\x12\r\n\x05nonce\x18\x01 \x01(\x0c\"\x1a\n\tLinkProof\x12\r\n\x05proof\x18\x01 \x01(\x0c\"\xbe\x02\n\x0bLinkWelcome\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12$\n\x06layout\x18\x02 \x01(\x0b\x32\x14.pdserve.v1.KVLayout\x12\r\n\x05proof\x18\x05 \x01(\x0c\x12\x14\n\x0c\x63redit_bytes\x18\x06 \x01(\x04\x12\x12\n\nhead_start\x18\x07 \x01(\r\x12\x10\n\x08head_end\x18\x08 \x01(\r\x12\x12\n\ndata_token\x18\t \x01(\x0c\x12\x17\n\x0fnum_connections\x18\n \x01(\r\x12\x15\n\rnixl_metadata\x18\x0b \x01(\x0c\x12#\n\x04pair\x18\x0c \x01(\x0b\x32\x15.pdserve.v1.PairEntry\x12\x14\n\x0csource_token\x18\r \x01(\x0c\x12\x19\n\x11\x64\x65stination_token\x18\x0e \x01(\x0cJ\x04\x08\x03\x10\x04J\x04\x08\x04\x10\x05\"\'\n\tPairEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c\"/\n\x08LinkJoin\x12#\n\x04pair\x18\x01 \x01(\x0b\x32\x15.pdserve.v1.PairEntry\"\x1f\n\nLinkCredit\x12\x11\n\tnum_bytes\x18\x01 \x01(\x04\"0\n\x0bLinkRefusal\x12\x12\n\nerror_type\x18\x01 \x01(\t\x12\r\n\x05\x65rror\x18\x02 \x01(\t\"\xc1\x01\n\x05Piece\x12\"\n\x06ticket\x18\x01 \x01(\x0b\x32\x12.pdserve.v1.Ticket\x12\x13\n\x0blayer_start\x18\x02 \x01(\r\x12\x11\n\tlayer_end\x18\x03 \x01(\r\x12\x13\n\x0btoken_start\x18\x04 \x01(\r\x12\x11\n\ttoken_end\x18\x05 \x01(\r\x12\x10\n\x08\x63hecksum\x18\x06 \x01(\x06\x12\x11\n\tnum_bytes\x18\x07 \x01(\x04\x12\x0f\n\x07payload\x18\x08 \x01(\x0c\x12\x0e\n\x06offset\x18\t \x01(\x04\"z\n\x06\x43ommit\x12\"\n\x06ticket\x18\x01 \x01(\x0b\x32\x12.pdserve.v1.Ticket\x12\x12\n\nnum_pieces\x18\x02 \x01(\r\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\x12\x10\n\x08\x63hecksum\x18\x04 \x01(\x06\x12\x13\n\x0b\x66irst_token\x18\x05 \x01(\r\"j\n\x0c\x43ommitResult\x12\"\n\x06ticket\x18\x01 \x01(\x0b\x32\x12.pdserve.v1.Ticket\x12\x13\n\x0bis_accepted\x18\x02 \x01(\x08\x12\x12\n\nerror_type\x18\x03 \x01(\t\x12\r\n\x05\x65rror\x18\x04 \x01(\t\"3\n\rAbortTransfer\x12\"\n\x06ticket\x18\x01 \x01(\x0b\x32\x12.pdserve.v1.Ticket\"C\n\rTransferEnded\x12\"\n\x06ticket\x18\x01 \x01(\x0b\x32\x12.pdserve.v1.Ticket\x12\x0e\n\x06reason\x18\x02 \x01(\t2H\n\nKVTransfer\x12:\n\x04Link\x12\x17.pdserve.v1.LinkRequest\x1a\x15.pdserve.v1.LinkReply(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,31 +40,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OFFER']._serialized_start=456
   _globals['_OFFER']._serialized_end=499
   _globals['_LINKREQUEST']._serialized_start=502
-  _globals['_LINKREQUEST']._serialized_end=722
-  _globals['_LINKREPLY']._serialized_start=725
-  _globals['_LINKREPLY']._serialized_end=1018
-  _globals['_LINKHELLO']._serialized_start=1021
-  _globals['_LINKHELLO']._serialized_end=1267
-  _globals['_LINKCHALLENGE']._serialized_start=1269
-  _globals['_LINKCHALLENGE']._serialized_end=1299
-  _globals['_LINKPROOF']._serialized_start=1301
-  _globals['_LINKPROOF']._serialized_end=1327
-  _globals['_LINKWELCOME']._serialized_start=1330
-  _globals['_LINKWELCOME']._serialized_end=1593
-  _globals['_LINKCREDIT']._serialized_start=1595
-  _globals['_LINKCREDIT']._serialized_end=1626
-  _globals['_LINKREFUSAL']._serialized_start=1628
-  _globals['_LINKREFUSAL']._serialized_end=1676
-  _globals['_PIECE']._serialized_start=1679
-  _globals['_PIECE']._serialized_end=1872
-  _globals['_COMMIT']._serialized_start=1874
-  _globals['_COMMIT']._serialized_end=1996
-  _globals['_COMMITRESULT']._serialized_start=1998
-  _globals['_COMMITRESULT']._serialized_end=2104
-  _globals['_ABORTTRANSFER']._serialized_start=2106
-  _globals['_ABORTTRANSFER']._serialized_end=2157
-  _globals['_TRANSFERENDED']._serialized_start=2159
-  _globals['_TRANSFERENDED']._serialized_end=2226
-  _globals['_KVTRANSFER']._serialized_start=2228
-  _globals['_KVTRANSFER']._serialized_end=2300
+  _globals['_LINKREQUEST']._serialized_end=760
+  _globals['_LINKREPLY']._serialized_start=763
+  _globals['_LINKREPLY']._serialized_end=1056
+  _globals['_LINKHELLO']._serialized_start=1059
+  _globals['_LINKHELLO']._serialized_end=1305
+  _globals['_LINKCHALLENGE']._serialized_start=1307
+  _globals['_LINKCHALLENGE']._serialized_end=1337
+  _globals['_LINKPROOF']._serialized_start=1339
+  _globals['_LINKPROOF']._serialized_end=1365
+  _globals['_LINKWELCOME']._serialized_start=1368
+  _globals['_LINKWELCOME']._serialized_end=1686
+  _globals['_PAIRENTRY']._serialized_start=1688
+  _globals['_PAIRENTRY']._serialized_end=1727
+  _globals['_LINKJOIN']._serialized_start=1729
+  _globals['_LINKJOIN']._serialized_end=1776
+  _globals['_LINKCREDIT']._serialized_start=1778
+  _globals['_LINKCREDIT']._serialized_end=1809
+  _globals['_LINKREFUSAL']._serialized_start=1811
+  _globals['_LINKREFUSAL']._serialized_end=1859
+  _globals['_PIECE']._serialized_start=1862
+  _globals['_PIECE']._serialized_end=2055
+  _globals['_COMMIT']._serialized_start=2057
+  _globals['_COMMIT']._serialized_end=2179
+  _globals['_COMMITRESULT']._serialized_start=2181
+  _globals['_COMMITRESULT']._serialized_end=2287
+  _globals['_ABORTTRANSFER']._serialized_start=2289
+  _globals['_ABORTTRANSFER']._serialized_end=2340
+  _globals['_TRANSFERENDED']._serialized_start=2342
+  _globals['_TRANSFERENDED']._serialized_end=2409
+  _globals['_KVTRANSFER']._serialized_start=2411
+  _globals['_KVTRANSFER']._serialized_end=2483
 # @@protoc_insertion_point(module_scope)

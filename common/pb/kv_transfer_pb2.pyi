@@ -61,18 +61,20 @@ class Offer(_message.Message):
     def __init__(self, transport: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
 class LinkRequest(_message.Message):
-    __slots__ = ("hello", "piece", "commit", "abort", "proof")
+    __slots__ = ("hello", "piece", "commit", "abort", "proof", "join")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PIECE_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     PROOF_FIELD_NUMBER: _ClassVar[int]
+    JOIN_FIELD_NUMBER: _ClassVar[int]
     hello: LinkHello
     piece: Piece
     commit: Commit
     abort: AbortTransfer
     proof: LinkProof
-    def __init__(self, hello: _Optional[_Union[LinkHello, _Mapping]] = ..., piece: _Optional[_Union[Piece, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abort: _Optional[_Union[AbortTransfer, _Mapping]] = ..., proof: _Optional[_Union[LinkProof, _Mapping]] = ...) -> None: ...
+    join: LinkJoin
+    def __init__(self, hello: _Optional[_Union[LinkHello, _Mapping]] = ..., piece: _Optional[_Union[Piece, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abort: _Optional[_Union[AbortTransfer, _Mapping]] = ..., proof: _Optional[_Union[LinkProof, _Mapping]] = ..., join: _Optional[_Union[LinkJoin, _Mapping]] = ...) -> None: ...
 
 class LinkReply(_message.Message):
     __slots__ = ("welcome", "commit_result", "ended", "challenge", "credit", "refusal")
@@ -127,11 +129,9 @@ class LinkProof(_message.Message):
     def __init__(self, proof: _Optional[bytes] = ...) -> None: ...
 
 class LinkWelcome(_message.Message):
-    __slots__ = ("protocol_version", "layout", "store_address", "group_name", "proof", "credit_bytes", "head_start", "head_end", "data_token", "num_connections", "nixl_metadata")
+    __slots__ = ("protocol_version", "layout", "proof", "credit_bytes", "head_start", "head_end", "data_token", "num_connections", "nixl_metadata", "pair", "source_token", "destination_token")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
-    STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    GROUP_NAME_FIELD_NUMBER: _ClassVar[int]
     PROOF_FIELD_NUMBER: _ClassVar[int]
     CREDIT_BYTES_FIELD_NUMBER: _ClassVar[int]
     HEAD_START_FIELD_NUMBER: _ClassVar[int]
@@ -139,10 +139,11 @@ class LinkWelcome(_message.Message):
     DATA_TOKEN_FIELD_NUMBER: _ClassVar[int]
     NUM_CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
     NIXL_METADATA_FIELD_NUMBER: _ClassVar[int]
+    PAIR_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    DESTINATION_TOKEN_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     layout: KVLayout
-    store_address: str
-    group_name: str
     proof: bytes
     credit_bytes: int
     head_start: int
@@ -150,7 +151,24 @@ class LinkWelcome(_message.Message):
     data_token: bytes
     num_connections: int
     nixl_metadata: bytes
-    def __init__(self, protocol_version: _Optional[int] = ..., layout: _Optional[_Union[KVLayout, _Mapping]] = ..., store_address: _Optional[str] = ..., group_name: _Optional[str] = ..., proof: _Optional[bytes] = ..., credit_bytes: _Optional[int] = ..., head_start: _Optional[int] = ..., head_end: _Optional[int] = ..., data_token: _Optional[bytes] = ..., num_connections: _Optional[int] = ..., nixl_metadata: _Optional[bytes] = ...) -> None: ...
+    pair: PairEntry
+    source_token: bytes
+    destination_token: bytes
+    def __init__(self, protocol_version: _Optional[int] = ..., layout: _Optional[_Union[KVLayout, _Mapping]] = ..., proof: _Optional[bytes] = ..., credit_bytes: _Optional[int] = ..., head_start: _Optional[int] = ..., head_end: _Optional[int] = ..., data_token: _Optional[bytes] = ..., num_connections: _Optional[int] = ..., nixl_metadata: _Optional[bytes] = ..., pair: _Optional[_Union[PairEntry, _Mapping]] = ..., source_token: _Optional[bytes] = ..., destination_token: _Optional[bytes] = ...) -> None: ...
+
+class PairEntry(_message.Message):
+    __slots__ = ("key", "value")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    value: bytes
+    def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+
+class LinkJoin(_message.Message):
+    __slots__ = ("pair",)
+    PAIR_FIELD_NUMBER: _ClassVar[int]
+    pair: PairEntry
+    def __init__(self, pair: _Optional[_Union[PairEntry, _Mapping]] = ...) -> None: ...
 
 class LinkCredit(_message.Message):
     __slots__ = ("num_bytes",)

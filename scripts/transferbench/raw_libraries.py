@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import queue
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from functools import partial
 
 import grpc
 import torch
 from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
 
-from kv_transfer.torch_pair import DESTINATION, SOURCE, GlooPair, host_store, join_store
+from kv_transfer.torch_pair import DESTINATION, SOURCE, GlooPair, Moving
 from transferbench.raw import (
     NUM_SLOTS,
     Raw,
@@ -56,19 +59,21 @@ def new_source(kind: Raw, address: str) -> RawSource:
 
 
 class GlooDestination:
-    """Pairs are made with the first pieces: that takes both ends at once."""
+    """Pairs are made with the first pieces: that takes both ends at once. Several pieces are under way."""
 
     def __init__(self) -> None:
-        self._store, self.address = host_store("127.0.0.1", TIMEOUT_S)
+        timeout = timedelta(seconds=TIMEOUT_S)
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timeout)
+        self.address = f"127.0.0.1:{self._store.port}"
         self._pair: GlooPair | None = None
         self.window = Window()
 
     def receive(self, sizes: Sequence[int]) -> None:
         if self._pair is None:
             self._pair = GlooPair(self._store, DESTINATION, "127.0.0.1", TIMEOUT_S)
-        for size in sizes:
-            self._pair.receive(_tensor(self.window.take(size)), TIMEOUT_S)
-        self._pair.send(torch.ones(1, dtype=torch.uint8), TIMEOUT_S)
+        pair = self._pair
+        _move(pair.receive(_tensor(self.window.take(size))) for size in sizes)
+        pair.send(torch.ones(1, dtype=torch.uint8)).finish(TIMEOUT_S)
 
     def close(self) -> None:
         self._pair = None
@@ -76,18 +81,29 @@ class GlooDestination:
 
 class GlooSource:
     def __init__(self, address: str) -> None:
-        self._store, self._own_address = join_store(address, TIMEOUT_S)
+        host, _, port = address.rpartition(":")
+        self._store = TCPStore(host, int(port), wait_for_workers=False, timeout=timedelta(seconds=TIMEOUT_S))
         self._pair: GlooPair | None = None
 
     def send(self, pieces: Sequence[memoryview]) -> None:
         if self._pair is None:
-            self._pair = GlooPair(self._store, SOURCE, self._own_address, TIMEOUT_S)
-        for piece in pieces:
-            self._pair.send(_tensor(piece), TIMEOUT_S)
-        self._pair.receive(torch.empty(1, dtype=torch.uint8), TIMEOUT_S)
+            self._pair = GlooPair(self._store, SOURCE, "127.0.0.1", TIMEOUT_S)
+        pair = self._pair
+        _move(pair.send(_tensor(piece)) for piece in pieces)
+        pair.receive(torch.empty(1, dtype=torch.uint8)).finish(TIMEOUT_S)
 
     def close(self) -> None:
         self._pair = None
+
+
+def _move(moving: Iterator[Moving]) -> None:
+    under_way: deque[Moving] = deque()
+    for each in moving:
+        under_way.append(each)
+        if len(under_way) == NUM_SLOTS:
+            under_way.popleft().finish(TIMEOUT_S)
+    for each in under_way:
+        each.finish(TIMEOUT_S)
 
 
 class GrpcDestination:

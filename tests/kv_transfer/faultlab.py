@@ -26,7 +26,7 @@ from tests.kv_transfer.truth import VOCAB_SIZE
 
 NUM_PREFILLS, NUM_DECODES = 2, 2
 BOUND_S = 60.0  # far beyond all patience together: whoever needs so long is stuck
-SETTLED_S = 10.0
+SETTLED_S = 15.0  # gloo waits 10 s for an end that has died before it came
 
 RATES = {
     **dict.fromkeys((*FRAME_FAULTS, *PAYLOAD_FAULTS), 0.02),
@@ -198,7 +198,7 @@ async def grant(lab: Lab, wishes: Sequence[Wish], num_in_flight: int = 24) -> No
 
 
 def _left_behind(tasks: set[asyncio.Task[object]], threads: set[threading.Thread]) -> list[str]:
-    new_tasks = [f"task {task.get_name()}" for task in asyncio.all_tasks() - tasks - {asyncio.current_task()}]
+    new_tasks = [f"task {task!r}" for task in asyncio.all_tasks() - tasks - {asyncio.current_task()}]
     new_threads = [
         f"thread {thread.name}"
         for thread in set(threading.enumerate()) - threads

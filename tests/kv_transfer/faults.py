@@ -51,7 +51,7 @@ POINTS = (*HANDSHAKE, "piece", "commit", "commit_result", "credit")
 
 # A link is made of four frames and measured with dozens; at the full rate few would ever carry a transfer.
 HANDSHAKE_SHARE = 0.25
-PROBE_SHARE = 0.05
+PROBE_SHARE = 0.01
 
 
 @dataclass

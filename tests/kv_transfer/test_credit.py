@@ -12,12 +12,13 @@ from common.errors import PeerLost
 from common.identity import Ticket, new_incarnation, new_transfer_id
 from common.kv_layout import KVLayout
 from common.transfer_config import MIB, TransferConfig
-from kv_transfer.credit import Backlog, Credit
+from kv_transfer.credit import Backlog, Credit, FreedBytes
 from kv_transfer.heads import HeadRange
 from kv_transfer.link import Endpoint
 from kv_transfer.receiver import LinkReceiver
 from kv_transfer.sender import LinkSender
 from kv_transfer.transport import KVPiece, OutgoingTransfer, Release
+from kv_transfer.wire import MAX_PIECE_BYTES
 from tests.kv_transfer.ends import HOST_KINDS, Ends, ends_of
 from tests.kv_transfer.wires import TIMEOUT_S, until
 
@@ -206,3 +207,15 @@ def test_a_full_backlog_asks_for_a_pause_until_half_of_it_is_gone() -> None:
     assert len(calls) == 1
     backlog.remove(49)
     assert len(calls) == 1, "nobody was waiting"
+
+
+async def test_a_wide_window_is_given_back_by_quarters_and_a_narrow_one_also_when_it_is_empty() -> None:
+    narrow, wide = FreedBytes(MAX_PIECE_BYTES), FreedBytes(8 * MAX_PIECE_BYTES)
+    for freed in (narrow, wide):
+        freed.add(64)
+    assert await narrow.next_credit(lambda: 0) == 64
+    waiting = asyncio.create_task(wide.next_credit(lambda: 0))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    wide.add(2 * MAX_PIECE_BYTES)
+    assert await waiting == 2 * MAX_PIECE_BYTES + 64

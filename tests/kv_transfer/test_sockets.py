@@ -27,7 +27,9 @@ from kv_transfer.receiver import LinkReceiver
 from kv_transfer.sender import LinkSender
 from kv_transfer.socket_listener import MAX_STRANGERS
 from kv_transfer.socket_source import SocketSource
+from kv_transfer.tcp import Tcp
 from kv_transfer.transport import Destination, KVPiece, Offer
+from kv_transfer.wire import MAX_PIECE_BYTES
 from tests.kv_transfer import peer
 from tests.kv_transfer.certificates import Authority
 from tests.kv_transfer.test_death import next_line, peer_process
@@ -288,6 +290,24 @@ async def test_a_killed_process_leaves_no_name_and_no_file_behind(kind: str) -> 
             await process.wait()
     assert shared_memory_files() <= before
     assert address not in unix_sockets()
+
+
+async def test_a_destination_that_takes_nothing_is_lost_after_a_while() -> None:
+    near, far = socket.socketpair()
+
+    class FullPipe(Tcp):
+        async def connect(self, address: str) -> socket.socket:
+            near.setblocking(False)
+            return near
+
+    source = SocketSource(FullPipe(), 0.1, "nobody:1")
+    await source.attach(pb.LinkWelcome(num_connections=1, data_token=bytes(TOKEN_BYTES)))
+    piece, payload = pb.LinkRequest(piece=pb.Piece()), torch.zeros(MAX_PIECE_BYTES, dtype=torch.uint8)
+    await source.write(piece, payload)
+    with pytest.raises(PeerLost, match="taken no KV"):
+        await source.write(piece, payload)
+    await source.close()
+    far.close()
 
 
 def shared_memory_files() -> set[Path]:
