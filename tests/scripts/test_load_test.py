@@ -72,22 +72,22 @@ async def test_objectives_tell_attainment_and_goodput(openai_server, tmp_path: P
 
 
 async def test_a_sweep_finds_the_rate_that_keeps_the_objectives(openai_server, tmp_path: Path, capsys) -> None:
-    """A server with one place: more than 10 requests a second queue up in front of it."""
+    """A server with one place: more than 33 requests a second queue up in front of it."""
     place = asyncio.Lock()
 
     async def one_at_a_time(body: dict) -> AsyncIterator[str]:
         async with place:
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.03)
         async for event in openai_server.whole_answer(body):
             yield event
 
     openai_server.answer = one_at_a_time
     paths = [tmp_path / name for name in ("result.json", "report.html")]
-    arguments = ["--sweep", "--slo", "ttft:1", "--rate", "100", "--num-requests", "30", "--json", str(paths[0])]
+    arguments = ["--sweep", "--slo", "ttft:0.3", "--rate", "200", "--num-requests", "30", "--json", str(paths[0])]
     small = ["--input-tokens", "5", "--output-tokens", "3", "--html", str(paths[1])]
     assert await load_test("--url", openai_server.url, *arguments, *small) == 0
     [sweep] = json.loads(paths[0].read_text())["sweeps"]
-    assert 1 < sweep["highest_rate"] < sweep["lowest_miss"] < 100
+    assert 0 < sweep["highest_rate"] < sweep["lowest_miss"] <= 200
     assert "at " in capsys.readouterr().out
     assert "SLO attainment against rate" in paths[1].read_text()
 
