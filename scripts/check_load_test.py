@@ -155,8 +155,14 @@ def _tpot(latencies: Latencies) -> float:
 
 def _requests(options: argparse.Namespace) -> Iterator[PlannedRequest]:
     """Two for each turn, none with a beginning of another."""
-    lengths = [LengthRange(num_tokens, num_tokens) for num_tokens in (options.input_tokens, options.output_tokens)]
-    return plan(Workload(ClosedLoop(1), *lengths, num_requests=2 * (options.pairs + NUM_WARMUPS), seed=options.seed))
+    workload = Workload(
+        pacing=ClosedLoop(1),
+        input_tokens=LengthRange(options.input_tokens, options.input_tokens),
+        output_tokens=LengthRange(options.output_tokens, options.output_tokens),
+        num_requests=2 * (options.pairs + NUM_WARMUPS),
+        seed=options.seed,
+    )
+    return plan(workload)
 
 
 def _parser() -> argparse.ArgumentParser:
