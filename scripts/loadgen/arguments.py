@@ -16,6 +16,8 @@ from loadgen.workload import LengthRange, PromptKind, Workload
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 DEFAULT_NUM_REQUESTS = 100
+DISAGGREGATED, COLOCATED = "disaggregated", "colocated"
+DEFAULT_GOAL = 0.9
 
 Number = TypeVar("Number", int, float)
 Value = TypeVar("Value")
@@ -25,6 +27,18 @@ Value = TypeVar("Value")
 class TargetAddress:
     address: str
     is_grpc: bool
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """Of --compare: one of pdserve's own two systems, started for it, or a server that runs already."""
+
+    name: str
+    url: str | None = None
+
+    @property
+    def is_disaggregated(self) -> bool:
+        return self.url is None and self.name == DISAGGREGATED
 
 
 class Arrivals(StrEnum):
@@ -73,7 +87,12 @@ def argument_parser() -> argparse.ArgumentParser:
     add("--prompts", choices=list(PromptKind), help="random token ids (exact lengths) or words; chat takes words")
     add("--vocab-size", type=_above(int, 1), default=Workload.vocab_size, help="ids are drawn below this")
     add("--seed", type=_above(int, -1), default=0)
-    add("--warmup", type=_above(int, -1), default=0, metavar="N", help="requests sent first, one by one, not measured")
+    add(
+        "--warmup",
+        type=_above(int, -1),
+        metavar="N",
+        help="requests sent first, one by one, not measured; default 0, with --compare 2 for each workload",
+    )
     add("--timeout", type=_above(float, 0), default=600.0, metavar="SECONDS", help="for one request; default 600")
     add(
         "--slo",
@@ -82,7 +101,30 @@ def argument_parser() -> argparse.ArgumentParser:
         help="such as ttft:3,tpot:0.15 in seconds: tells goodput and attainment",
     )
     add("--percentiles", type=_parsed_by(_percentiles), default=PERCENTILES, metavar="LIST", help="default 50,90,99")
-    add("--json", type=Path, metavar="FILE", help="write the results here too")
+    add(
+        "--sweep",
+        type=_above(float, 0),
+        nargs="?",
+        const=DEFAULT_GOAL,
+        metavar="SHARE",
+        help="search for the highest Poisson rate at which so many requests meet --slo; default 0.9; begins at --rate",
+    )
+    add(
+        "--compare",
+        type=_parsed_by(_contestants),
+        metavar="A,B",
+        help="disaggregated, colocated or a URL, each in turn under four workloads and with streams that run while long"
+        " prompts arrive; the first two are started here. Over gRPC where no URL is among them. Random ids",
+    )
+    add("--config", type=Path, default=Path("serve.yaml"), help="of the systems that --compare starts")
+    add("--json", type=_parsed_by(_writable), metavar="FILE", help="write the results here too")
+    add("--csv", type=_parsed_by(_writable), metavar="FILE", help="write one line per request here")
+    add(
+        "--html",
+        type=_parsed_by(_writable),
+        metavar="FILE",
+        help="write a report with plots here, one file on its own",
+    )
     return parser
 
 
@@ -114,6 +156,28 @@ def _percentiles(text: str) -> tuple[float, ...]:
     if not all(0 <= percentile <= 100 for percentile in percentiles):
         raise ValueError("percentiles lie between 0 and 100")
     return tuple(sorted(set(percentiles)))
+
+
+def _writable(text: str) -> Path:
+    path = Path(text)
+    if not path.parent.is_dir() or path.is_dir():
+        raise ValueError("not a file in an existing folder")
+    return path
+
+
+def _contestants(text: str) -> tuple[Contestant, ...]:
+    names = text.split(",")
+    if len(set(names)) != len(names) or len(names) > 2:
+        raise ValueError("at most two can be compared, and not with themselves")
+    return tuple(map(_contestant, names))
+
+
+def _contestant(name: str) -> Contestant:
+    if name in (DISAGGREGATED, COLOCATED):
+        return Contestant(name)
+    if name.startswith(("http://", "https://")):
+        return Contestant(name, url=name)
+    raise ValueError(f"{name!r} is neither {DISAGGREGATED} nor {COLOCATED} nor a URL")
 
 
 def http_address(text: str) -> TargetAddress:

@@ -12,26 +12,45 @@ from loadgen.arguments import (
     DEFAULT_NUM_REQUESTS,
     DEFAULT_URL,
     Arrivals,
+    Contestant,
     TargetAddress,
     argument_parser,
     http_address,
 )
 from loadgen.http_target import Endpoint
 from loadgen.metrics import Judgement
+from loadgen.slo import Slo
+from loadgen.sweep import Search
 from loadgen.trace import TraceError, read_trace, spread_in_bins
 from loadgen.workload import Burst, ClosedLoop, Constant, Pacing, Poisson, PromptKind, Replay, Workload
+
+COMPARE_CONCURRENCY = 4
+COMPARE_NUM_REQUESTS = 16
+COMPARE_NUM_WARMUPS = 2
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Files to write besides what is printed."""
+
+    json: Path | None
+    csv: Path | None
+    html: Path | None
 
 
 @dataclass(frozen=True)
 class Options:
     targets: tuple[TargetAddress, ...]  # one, or two to compare
+    contestants: tuple[Contestant, ...]  # when there are any, they are measured instead of the targets
+    config_path: Path  # of the contestants that are started
     workload: Workload
     endpoint: Endpoint
     model: str | None
     num_warmups: int
     timeout_s: float
     judgement: Judgement
-    json_path: Path | None
+    objectives: tuple[Slo, Search] | None  # for a search of the highest rate; None: no search
+    outputs: Outputs
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> Options:
@@ -45,18 +64,44 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     prompt_kind = PromptKind(parsed.prompts or ("text" if endpoint is Endpoint.CHAT else "ids"))
     if endpoint is Endpoint.CHAT and prompt_kind is PromptKind.IDS and not all(target.is_grpc for target in targets):
         parser.error("chat takes text, not token ids; use --endpoint completions for exact lengths")
-    if parsed.json is not None and not parsed.json.parent.is_dir():
-        parser.error(f"--json: {parsed.json.parent} is not a folder")
+    if parsed.compare:
+        _check_compare(parser, parsed)
     return Options(
         targets=targets,
+        contestants=parsed.compare or (),
+        config_path=parsed.config,
         workload=_workload(parser, parsed, prompt_kind),
         endpoint=endpoint,
         model=parsed.model,
-        num_warmups=parsed.warmup,
+        num_warmups=parsed.warmup if parsed.warmup is not None else COMPARE_NUM_WARMUPS if parsed.compare else 0,
         timeout_s=parsed.timeout,
         judgement=Judgement(parsed.slo, parsed.percentiles),
-        json_path=parsed.json,
+        objectives=_objectives(parser, parsed),
+        outputs=Outputs(parsed.json, parsed.csv, parsed.html),
     )
+
+
+def _check_compare(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> None:
+    if parsed.targets:
+        parser.error("--compare names who is measured: leave out --url and --grpc")
+    if parsed.trace or parsed.input_tokens or parsed.output_tokens or parsed.duration:
+        parser.error("--compare has workloads of its own: of their size, only --num-requests can be chosen")
+    if parsed.endpoint == Endpoint.CHAT or parsed.prompts == PromptKind.TEXT:
+        parser.error("--compare sends token ids: its lengths are exact")
+
+
+def _objectives(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> tuple[Slo, Search] | None:
+    if parsed.sweep is None:
+        return None
+    if parsed.slo is None:
+        parser.error("--sweep needs --slo: the objectives that a rate is judged by")
+    if parsed.duration is not None:
+        parser.error("--sweep tries every rate with the same number of requests: give --num-requests, not --duration")
+    if parsed.sweep > 1:
+        parser.error("--sweep is a share of the requests, such as 0.9")
+    if parsed.concurrency is not None or parsed.arrivals != Arrivals.POISSON or parsed.rate == math.inf:
+        parser.error("--sweep chooses the rate of Poisson arrivals: give at most a finite --rate, where it begins")
+    return parsed.slo, Search(goal=parsed.sweep, first_rate=parsed.rate or Search.first_rate)
 
 
 def _workload(parser: argparse.ArgumentParser, parsed: argparse.Namespace, prompt_kind: PromptKind) -> Workload:
@@ -72,7 +117,7 @@ def _workload(parser: argparse.ArgumentParser, parsed: argparse.Namespace, promp
         parser.error("lengths come from the trace: leave out --input-tokens and --output-tokens")
     num_requests = parsed.num_requests
     if num_requests is None and parsed.duration is None and not trace:
-        num_requests = DEFAULT_NUM_REQUESTS
+        num_requests = COMPARE_NUM_REQUESTS if parsed.compare else DEFAULT_NUM_REQUESTS
     if parsed.rate == math.inf and parsed.arrivals != Arrivals.POISSON:
         parser.error(f"--rate inf sends everything at once: it has no --arrivals {parsed.arrivals}")
     if parsed.rate == math.inf and num_requests is None and not trace:
@@ -95,7 +140,9 @@ def _pacing(parsed: argparse.Namespace, has_trace: bool) -> Pacing:
         return _open_loop(Arrivals(parsed.arrivals), parsed.rate, parsed.burst_size)
     if parsed.concurrency is not None:
         return ClosedLoop(parsed.concurrency)
-    return Replay(parsed.trace_speed) if has_trace else ClosedLoop(1)
+    if has_trace:
+        return Replay(parsed.trace_speed)
+    return ClosedLoop(COMPARE_CONCURRENCY if parsed.compare else 1)
 
 
 def _open_loop(arrivals: Arrivals, rate: float, burst_size: int) -> Pacing:

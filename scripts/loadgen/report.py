@@ -1,32 +1,22 @@
-"""Summaries as tables for people and as JSON for programs."""
+"""Summaries as tables for people."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from loadgen.metrics import Distribution, Summary
+from loadgen.fields import (
+    COUNTS,
+    LATENCIES,
+    RATES,
+    distribution_of,
+    ratio,
+    statistic_names,
+    statistics_of,
+)
+from loadgen.metrics import Summary
 
-LATENCIES = (
-    ("TTFT", "ttft", "time to first token"),
-    ("TPOT", "tpot", "time per output token after the first"),
-    ("ITL", "itl", "gap between token events"),
-    ("end-to-end", "e2el", ""),
-)
-RATES = (
-    ("requests/s", "request_throughput"),
-    ("output tokens/s", "output_throughput"),
-    ("total tokens/s", "total_token_throughput"),
-)
-COUNTS = (
-    ("completed", "completed"),
-    ("failed", "failed"),
-    ("input tokens", "total_input_tokens"),
-    ("output tokens", "total_output_tokens"),
-)
 LAG_WORTH_A_NOTE_MS = 50.0
 EVENT_SURPLUS_WORTH_A_NOTE = 0.01  # a few tokens print nothing, or print together with the next
 
@@ -35,12 +25,12 @@ def single_report(label: str, summary: Summary) -> RenderableType:
     """One target: a row per latency, a column per statistic, then rates and counts."""
     latencies = Table(title=label, title_justify="left", title_style="bold")
     latencies.add_column("ms")
-    statistics = _statistic_names(summary)
+    statistics = statistic_names(summary)
     for statistic in statistics:
         latencies.add_column(statistic, justify="right")
     for name, key, _ in LATENCIES:
-        values = _statistics(_distribution(summary, key))
-        latencies.add_row(name, *(_ms(values.get(statistic)) for statistic in statistics))
+        values = statistics_of(distribution_of(summary, key))
+        latencies.add_row(name, *(ms_text(values.get(statistic)) for statistic in statistics))
     totals = Table(show_header=False)
     totals.add_column()
     totals.add_column(justify="right")
@@ -51,7 +41,7 @@ def single_report(label: str, summary: Summary) -> RenderableType:
         totals.add_row(name, f"{_number(summary, key):,.0f}")
     for name, text in _objectives(summary):
         totals.add_row(name, text)
-    return Group(latencies, totals, *_errors(label, summary), *_notes(label, summary))
+    return Group(latencies, totals, *remarks(label, summary))
 
 
 def comparison_report(labels: tuple[str, str], summaries: tuple[Summary, Summary]) -> RenderableType:
@@ -60,59 +50,30 @@ def comparison_report(labels: tuple[str, str], summaries: tuple[Summary, Summary
     table.add_column("")
     for column in (f"A: {labels[0]}", f"B: {labels[1]}", "B / A"):
         table.add_column(Text(column), justify="right", overflow="fold")
-    statistics = _statistic_names(summaries[0])
+    statistics = statistic_names(summaries[0])
     for name, key, _ in LATENCIES:
-        sides = [_statistics(_distribution(summary, key)) for summary in summaries]
+        sides = [statistics_of(distribution_of(summary, key)) for summary in summaries]
         for statistic in statistics:
             first, second = (side.get(statistic) for side in sides)
             is_last = statistic == statistics[-1]
-            row = (_ms(first), _ms(second), _ratio_text(first, second))
+            row = (ms_text(first), ms_text(second), ratio_text(first, second))
             table.add_row(f"{name} {statistic} ms", *row, end_section=is_last)
     for name, key in RATES:
         values = [_number(summary, key) for summary in summaries]
         table.add_row(
-            name, *(f"{value:,.2f}" for value in values), _ratio_text(*values), end_section=name == RATES[-1][0]
+            name, *(f"{value:,.2f}" for value in values), ratio_text(*values), end_section=name == RATES[-1][0]
         )
     for name, key in COUNTS:
         table.add_row(name, *(f"{_number(summary, key):,.0f}" for summary in summaries), "")
     for (name, first_text), (_, second_text) in zip(*map(_objectives, summaries), strict=True):
         table.add_row(name, first_text, second_text, "")
-    remarks = [
-        part
-        for label, summary in zip(labels, summaries, strict=True)
-        for part in (*_errors(label, summary), *_notes(label, summary))
-    ]
-    return Group(table, *remarks)
+    parts = [part for label, summary in zip(labels, summaries, strict=True) for part in remarks(label, summary)]
+    return Group(table, *parts)
 
 
-def summary_json(label: str, summary: Summary, run: dict[str, Any]) -> dict[str, Any]:
-    """One run. Fields that `vllm bench serve` has too carry its names and units."""
-    result: dict[str, Any] = {
-        "target": label,
-        **run,
-        "duration": summary.duration_s,
-        **{key: getattr(summary, key) for _, key in (*COUNTS, *RATES)},
-        "tokens_per_event": summary.tokens_per_event,
-        "short_answers": summary.num_short,
-        "p99_send_lag_ms": summary.send_lag_p99_ms,
-        "errors_by_type": summary.errors,
-        "request_goodput": summary.request_goodput,
-        "slo_attainment": summary.slo_attainment,
-    }
-    for _, key, _ in LATENCIES:
-        distribution = _distribution(summary, key)
-        result[f"std_{key}_ms"] = distribution.std if distribution else None
-        result[f"median_{key}_ms"] = distribution.median if distribution else None
-        values = _statistics(distribution)
-        result |= {f"{statistic}_{key}_ms": values.get(statistic) for statistic in _statistic_names(summary)}
-    return result
-
-
-def comparison_json(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """Both runs, and second / first for every latency and rate that both have."""
-    compared = [key for key in first if key.endswith(("_ms", "_throughput"))]
-    ratios = {key: _ratio(first[key], second[key]) for key in compared}
-    return {"targets": [first, second], "ratios": ratios}
+def remarks(label: str, summary: Summary) -> list[RenderableType]:
+    """What failed, and what the numbers do not say by themselves."""
+    return [*_errors(label, summary), *_notes(label, summary)]
 
 
 def _errors(label: str, summary: Summary) -> list[RenderableType]:
@@ -144,26 +105,8 @@ def _notes(label: str, summary: Summary) -> list[Text]:
     return [Text(f"note, {label}: {note}") for note in notes]
 
 
-def _distribution(summary: Summary, key: str) -> Distribution | None:
-    distribution: Distribution | None = getattr(summary, key)
-    return distribution
-
-
 def _number(summary: Summary, key: str) -> float:
     return float(getattr(summary, key))
-
-
-def _statistic_names(summary: Summary) -> list[str]:
-    """As `vllm bench serve` names them: mean, p50, p99.9."""
-    return ["mean", *(f"p{percentile:g}" for percentile in summary.percentiles)]
-
-
-def _statistics(distribution: Distribution | None) -> dict[str, float]:
-    """By name."""
-    if distribution is None:
-        return {}
-    percentiles = {f"p{percentile:g}": value for percentile, value in distribution.percentiles.items()}
-    return {"mean": distribution.mean, **percentiles}
 
 
 def _objectives(summary: Summary) -> list[tuple[str, str]]:
@@ -172,14 +115,10 @@ def _objectives(summary: Summary) -> list[tuple[str, str]]:
     return [("within SLO", f"{summary.slo_attainment:.1%}"), ("goodput, requests/s", f"{summary.request_goodput:,.2f}")]
 
 
-def _ms(value: float | None) -> str:
+def ms_text(value: float | None) -> str:
     return "–" if value is None else f"{value:,.2f}"
 
 
-def _ratio(first: float | None, second: float | None) -> float | None:
-    return second / first if first and second is not None else None
-
-
-def _ratio_text(first: float | None, second: float | None) -> str:
-    ratio = _ratio(first, second)
-    return "–" if ratio is None else f"{ratio:.2f}"
+def ratio_text(first: float | None, second: float | None) -> str:
+    value = ratio(first, second)
+    return "–" if value is None else f"{value:.2f}"

@@ -45,8 +45,12 @@ async def find_highest_rate(attainment_at: AttainmentAt, search: Search) -> Swee
     points: list[RatePoint] = []
     while len(points) < search.max_runs and (rate := next_rate(points, search)) is not None:
         points.append(RatePoint(rate, await attainment_at(rate)))
-    low, high = _bounds(points, search.goal)
-    return Sweep(tuple(points), low, high)
+    return concluded(points, search.goal)
+
+
+def concluded(points: Sequence[RatePoint], goal: float) -> Sweep:
+    """What `points` say, however many there are yet."""
+    return Sweep(tuple(points), *_bounds(points, goal))
 
 
 def next_rate(points: Sequence[RatePoint], search: Search) -> float | None:

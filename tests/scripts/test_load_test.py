@@ -71,6 +71,27 @@ async def test_objectives_tell_attainment_and_goodput(openai_server, tmp_path: P
     assert "p99.9" in output
 
 
+async def test_a_sweep_finds_the_rate_that_keeps_the_objectives(openai_server, tmp_path: Path, capsys) -> None:
+    """A server with one place: more than 33 requests a second queue up in front of it."""
+    place = asyncio.Lock()
+
+    async def one_at_a_time(body: dict) -> AsyncIterator[str]:
+        async with place:
+            await asyncio.sleep(0.03)
+        async for event in openai_server.whole_answer(body):
+            yield event
+
+    openai_server.answer = one_at_a_time
+    paths = [tmp_path / name for name in ("result.json", "report.html")]
+    arguments = ["--sweep", "--slo", "ttft:0.3", "--rate", "200", "--num-requests", "30", "--json", str(paths[0])]
+    small = ["--input-tokens", "5", "--output-tokens", "3", "--html", str(paths[1])]
+    assert await load_test("--url", openai_server.url, *arguments, *small) == 0
+    [sweep] = json.loads(paths[0].read_text())["sweeps"]
+    assert 0 < sweep["highest_rate"] < sweep["lowest_miss"] <= 200
+    assert "at " in capsys.readouterr().out
+    assert "SLO attainment against rate" in paths[1].read_text()
+
+
 async def test_warmups_are_sent_but_not_measured(openai_server, tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     assert await load_test("--url", openai_server.url, *SMALL, "--warmup", "2", "--json", str(path)) == 0
@@ -202,6 +223,15 @@ async def test_ctrl_c_reports_what_was_measured(openai_server) -> None:
         ["--slo", "ttft"],
         ["--slo", "itl:1"],
         ["--percentiles", "50,101"],
+        ["--sweep"],
+        ["--sweep", "1.5", "--slo", "ttft:1"],
+        ["--sweep", "--slo", "ttft:1", "--concurrency", "2"],
+        ["--sweep", "--slo", "ttft:1", "--duration", "2"],
+        ["--compare", "disaggregated,together"],
+        ["--compare", "colocated,colocated"],
+        ["--compare", "colocated", "--url", "http://a"],
+        ["--compare", "colocated", "--input-tokens", "5"],
+        ["--html", "/nowhere/at/all/report.html"],
         ["--no-such-option"],
     ],
 )
@@ -238,6 +268,14 @@ def test_a_rate_can_be_spread_in_three_ways() -> None:
 def test_objectives_and_percentiles_are_taken() -> None:
     judgement = parse_options(["--slo", "ttft:3,tpot:0.15", "--percentiles", "99.9,50"]).judgement
     assert (judgement.slo, judgement.percentiles) == (Slo(3.0, 0.15), (50.0, 99.9))
+
+
+def test_a_comparison_has_a_pace_of_its_own() -> None:
+    options = parse_options(["--compare", "colocated,http://b:8000"])
+    assert options.workload.pacing == ClosedLoop(4)
+    assert (options.workload.num_requests, options.num_warmups) == (16, 2)
+    assert [contestant.url for contestant in options.contestants] == [None, "http://b:8000"]
+    assert parse_options(["--compare", "colocated", "--rate", "2"]).workload.pacing == Poisson(2.0)
 
 
 def test_a_trace_is_replayed_unless_a_pace_is_given(tmp_path: Path) -> None:
