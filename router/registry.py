@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from common.config import Role
-from common.errors import IncompatiblePeer, InvalidRequest
+from common.errors import IncompatiblePeer, InvalidRequest, TransferError
 from common.identity import new_incarnation
 from common.pb import serving_pb2 as pb
 from common.pb import serving_pb2_grpc as pb_grpc
@@ -26,7 +26,8 @@ class Registry:
     """Worker ids to live workers, every pair that two of them make, and what their prefix caches hold.
 
     Calls `on_change` when a worker joins, leaves or reports a new load, and when a pair turns out good or bad; before
-    that `on_new_pair` and `on_lost_pair` for each pair that comes or goes with it.
+    that `on_new_pair` and `on_lost_pair` for each pair that comes or goes with it. `on_doubted_pair`: a good pair is
+    unchecked again.
     """
 
     def __init__(self, model: str, index: PrefixIndex, *, must_check_pairs: bool) -> None:
@@ -39,6 +40,7 @@ class Registry:
         self.on_change: Callable[[], None] = lambda: None
         self.on_new_pair: Callable[[Pair], None] = lambda pair: None
         self.on_lost_pair: Callable[[Pair], None] = lambda pair: None
+        self.on_doubted_pair: Callable[[Pair], None] = lambda pair: None
 
     @property
     def workers(self) -> list[Worker]:
@@ -120,6 +122,18 @@ class Registry:
             self._index.update(worker.worker_id, load.stored_blocks, load.evicted_blocks)
         worker.heard(load)
         self.on_change()
+
+    def transfer_ended(self, prefill_id: str, decode_id: str, error: TransferError | None) -> None:
+        """How a request's KV fared between two workers. Of a pair that fails again and again the check decides."""
+        prefill, decode = self._workers.get(prefill_id), self._workers.get(decode_id)
+        pair = self._pairs.get((prefill, decode)) if prefill and decode else None
+        if pair is None:
+            return
+        if error is None:
+            pair.num_faults = 0
+        elif pair.transfer_failed(error):
+            logger.warning("%s", pair.reason)
+            self.on_doubted_pair(pair)
 
     def leave(self, worker: Worker) -> None:
         if self.is_member(worker):

@@ -32,6 +32,7 @@ from router.pipeline import RequestPipeline
 from router.policy import make_policies
 from router.prefix_index import PrefixIndex
 from router.registry import Registry, RegistryService
+from router.retries import Retries, RetryBudget
 from router.tokenizer import load_tokenizer
 from router.waiting_line import QueueBounds
 
@@ -74,7 +75,8 @@ class RouterServer:
         policies = make_policies(config.router.policy, random.Random())
         bounds = QueueBounds(config.router.max_queued_requests, config.router.max_queued_tokens)
         admission = Admission(registry, policies, bounds)
-        pipeline = RequestPipeline(admission, metrics, config.router.max_attempts)
+        retries = Retries(RetryBudget(), metrics, config.router.max_attempts, registry.transfer_ended)
+        pipeline = RequestPipeline(admission, metrics, retries)
         model = ServedModel(config.model.served_name, registry)
         gate = make_gate(config, lambda error: metrics.refusals.labels(type(error).__name__).inc())
         frontend = Frontend(pipeline, tokenizer, model, config.router.request_timeout_s, gate)

@@ -13,6 +13,7 @@ from common.kv_layout import KVLayout
 from common.pb import serving_pb2 as pb
 from common.pb import serving_pb2_grpc as pb_grpc
 from common.rpc import new_channel, typed_errors
+from router.breaker import Breaker
 from router.policy import WorkerSnapshot
 
 ROLES = {pb.ROLE_PREFILL: Role.PREFILL, pb.ROLE_DECODE: Role.DECODE, pb.ROLE_COLOCATED: Role.COLOCATED}
@@ -31,6 +32,7 @@ class Worker:
         self.load = pb.WorkerLoad()
         self.heartbeat_s = time.monotonic()
         self.is_suspect = False  # a call to it failed, and it has not been heard of since
+        self.breaker = Breaker(time.monotonic)  # of its only leg: prefill or decode
         self.num_assigned = 0
         self.assigned_tokens = 0  # theirs, as WorkerSnapshot counts them
         self._channel = new_channel(hello.address)
@@ -46,7 +48,8 @@ class Worker:
         self.assigned_tokens += num_tokens
         self._is_idle.clear()
         try:
-            yield
+            with self.breaker.given():
+                yield
         finally:
             self.num_assigned -= 1
             self.assigned_tokens -= num_tokens
@@ -56,12 +59,14 @@ class Worker:
     @contextmanager
     def called(self) -> Iterator[None]:
         """A call to this worker: its failure raises a ServingError, and a lost worker is not chosen again before its
-        next heartbeat. Its membership ends a moment after its process; until then retries must not go there."""
+        next heartbeat. Its membership ends a moment after its process; until then retries must not go there. One that
+        goes on being heard of and being lost is left to its breaker."""
         try:
             with typed_errors(self.worker_id):
                 yield
         except WorkerUnavailable:
             self.is_suspect = True
+            self.breaker.failed()
             raise
 
     def heard(self, load: pb.WorkerLoad) -> None:
@@ -91,8 +96,9 @@ class Worker:
 
     @property
     def is_fit(self) -> bool:
-        """Whether it may be given work: neither a call nor its heartbeat says otherwise."""
-        return not self.is_suspect and time.monotonic() - self.heartbeat_s < HEARTBEAT_LOST_S
+        """Whether it may be given work: neither its calls nor its heartbeat say otherwise."""
+        is_heard = time.monotonic() - self.heartbeat_s < HEARTBEAT_LOST_S
+        return not self.is_suspect and is_heard and self.breaker.admits
 
     def snapshot(self, prompt_tokens: int, cached_tokens: int) -> WorkerSnapshot:
         """For the choice of who serves a prompt, of which this worker's prefix cache holds `cached_tokens`."""
