@@ -39,6 +39,7 @@ class RequestPipeline:
         self._metrics = metrics
         self._retries = retries
         self._journeys: set[asyncio.Task[None]] = set()
+        self._is_draining = False
         self._is_closing = False
 
     async def serve(self, request: Request) -> AsyncGenerator[TokenDelta, None]:
@@ -58,6 +59,10 @@ class RequestPipeline:
             self._journeys.discard(journey)
             await _end(journey)
 
+    def begin_drain(self) -> None:
+        """From now on new requests are refused with a typed error; those that run go on."""
+        self._is_draining = True
+
     async def close(self) -> None:
         """The router stops: every running request ends with a typed error, and new ones do too."""
         self._is_closing = True
@@ -68,6 +73,7 @@ class RequestPipeline:
         timeline = request.timeline
         error: ServingError | None = None
         try:
+            self._require_open(is_new=True)
             await self._answer_in_time(request, emit)
             timeline.enter(State.FINISHED)
         except ServingError as failure:
@@ -85,7 +91,6 @@ class RequestPipeline:
         """Raises: a ServingError also when the deadline passes or the router stops; CancelledError: the client left."""
         try:
             async with asyncio.timeout(request.deadline_s - time.monotonic()):
-                self._require_open()
                 await self._try_until_answered(request, emit)
         except GivenUp as end:
             raise end.error from None
@@ -95,8 +100,8 @@ class RequestPipeline:
             self._require_open()
             raise
 
-    def _require_open(self) -> None:
-        if self._is_closing:
+    def _require_open(self, *, is_new: bool = False) -> None:
+        if self._is_closing or (is_new and self._is_draining):
             raise WorkerDraining("the router is shutting down; send the request again")
 
     async def _try_until_answered(self, request: Request, emit: Emit) -> None:

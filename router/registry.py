@@ -82,10 +82,25 @@ class Registry:
         prefillers, decoders = self.with_role(Role.PREFILL), self.with_role(Role.DECODE)
         missing = [role for role, alive in (("prefill", prefillers), ("decode", decoders)) if not alive]
         if missing:
-            return f"no {' and no '.join(missing)} worker is alive"
+            return f"no {' and no '.join(missing)} worker is alive{self._unfit(missing)}"
         if any(self.can_send(prefill, decode) for prefill in prefillers for decode in decoders):
             return None
         return _obstacle([self._pairs[prefill, decode] for prefill in prefillers for decode in decoders])
+
+    def _unfit(self, roles: list[str]) -> str:
+        """Those who are there all the same, and what is wrong with them."""
+        unfit = [f"{worker.worker_id}: {worker.unfit_reason}" for worker in self.workers if worker.role in roles]
+        return f" ({'; '.join(unfit)})" if unfit else ""
+
+    def drain(self, worker_id: str, timeout_s: float) -> None:
+        """It is given nothing more from here, and is told to leave. Raises: InvalidRequest if it is no member."""
+        worker = self._workers.get(worker_id)
+        if worker is None:
+            there = ", ".join(sorted(self._workers)) or "none at all"
+            raise InvalidRequest(f"no worker here is called {worker_id}; there are: {there}", param="worker_id")
+        worker.is_draining = True
+        worker.drain_order = pb.DrainOrder(timeout_s=timeout_s)
+        self.on_change()
 
     def max_model_len(self) -> int | None:
         """Tokens that every live worker can hold, prompt and answer together; None before the first worker."""
@@ -163,7 +178,7 @@ def _obstacle(pairs: list[Pair]) -> str:
 
 
 class RegistryService(pb_grpc.RegistryServicer):
-    """Register: membership lasts exactly as long as the stream. GetClusterStatus: for `pdserve status`."""
+    """Register: membership lasts exactly as long as the stream. The rest: for `pdserve status` and `drain`."""
 
     def __init__(self, registry: Registry, status: Callable[[], pb.ClusterStatus]) -> None:
         self._registry = registry
@@ -183,6 +198,9 @@ class RegistryService(pb_grpc.RegistryServicer):
                 yield pb.RegisterReply(router_incarnation=self._incarnation)
                 async for report in requests:
                     self._registry.heard(worker, report.load)
+                    if worker.drain_order is not None:
+                        order, worker.drain_order = worker.drain_order, None
+                        yield pb.RegisterReply(drain=order)
             finally:
                 self._registry.leave(worker)
                 await worker.close_when_idle()
@@ -191,3 +209,10 @@ class RegistryService(pb_grpc.RegistryServicer):
         self, request: pb.ClusterStatusRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.ClusterStatus:
         return self._status()
+
+    async def DrainWorker(
+        self, request: pb.DrainWorkerRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.DrainWorkerReply:
+        async with answering(context):
+            self._registry.drain(request.worker_id, request.timeout_s)
+        return pb.DrainWorkerReply()
