@@ -33,6 +33,12 @@ class RouterMetrics:
         self.retries = Counter(
             "request_retries_total", "Attempts begun again, by cause", ["error"], registry=self.registry
         )
+        self.refused_retries = Counter(
+            "request_retries_refused_total",
+            "Failures that were not tried again because there were too many retries, by cause",
+            ["error"],
+            registry=self.registry,
+        )
         self.placements = Counter(
             "placements_total",
             "Attempts by who computed the prompt, a prefill worker or the decode worker itself, and why",

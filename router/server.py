@@ -33,6 +33,7 @@ from router.placement import PlacementGoals, Placer
 from router.policy import make_policies
 from router.prefix_index import PrefixIndex
 from router.registry import Registry, RegistryService
+from router.retries import Retries, RetryBudget
 from router.tokenizer import load_tokenizer
 from router.waiting_line import QueueBounds
 
@@ -51,12 +52,16 @@ class RouterServer:
 
     def __init__(
         self,
+        section: RouterSection,
         pipeline: RequestPipeline,
         checker: PairChecker,
         http: HttpServer,
-        grpc_servers: list[grpc.aio.Server],
+        grpc_servers: dict[str, grpc.aio.Server],
         addresses: RouterAddresses,
     ) -> None:
+        self._drain_timeout_s = section.drain_timeout_s
+        self._drained: asyncio.Task[None] | None = None
+        self._drain_begun = asyncio.Event()
         self._pipeline = pipeline
         self._checker = checker
         self._http = http
@@ -87,13 +92,15 @@ class RouterServer:
             config.router.disaggregation, config.slo.ttft_s or DEFAULT_TTFT_GOAL_S, config.slo.tpot_s
         )
         admission = Admission(registry, Placer(registry, policies, goals), bounds, config.slo.ttft_s)
-        pipeline = RequestPipeline(admission, metrics, config.router.max_attempts)
+        retries = Retries(RetryBudget(), metrics, config.router.max_attempts, registry.transfer_ended)
+        pipeline = RequestPipeline(admission, metrics, retries)
         model = ServedModel(config.model.served_name, registry)
         gate = make_gate(config, lambda error: metrics.refusals.labels(type(error).__name__).inc())
         frontend = Frontend(pipeline, tokenizer, model, config.router.request_timeout_s, gate)
         status = ClusterStatusSource(model, registry, admission)
 
-        servers = {"public": new_public_server(gate), "control": new_server()}
+        shares_ports = config.router.processes > 1
+        servers = {"public": new_public_server(gate, shares_port=shares_ports), "control": new_server()}
         try:
             addresses = _bind(config.router, servers["public"], servers["control"])
             pb_grpc.add_InferenceServicer_to_server(InferenceServicer(frontend), servers["public"])
@@ -106,7 +113,7 @@ class RouterServer:
             await asyncio.gather(*(server.stop(None) for server in servers.values()))
             raise
         router = RouterServer(
-            pipeline, checker, HttpServer(create_app(frontend, metrics.registry)), list(servers.values()), addresses
+            config.router, pipeline, checker, HttpServer(create_app(frontend, metrics.registry)), servers, addresses
         )
         await asyncio.wait_for(router.http_is_ready.wait(), HTTP_START_S)
         logger.info(
@@ -114,16 +121,39 @@ class RouterServer:
         )
         return router
 
+    def begin_drain(self) -> None:
+        """The public ports close, so that whoever shares them gets the new connections; answers that run end first."""
+        if self._drained is None:
+            self._drained = asyncio.create_task(self._drain(), name="drain")
+            self._drain_begun.set()
+
+    async def wait_drained(self) -> None:
+        await self._drain_begun.wait()
+        assert self._drained is not None
+        await asyncio.shield(self._drained)
+
+    async def _drain(self) -> None:
+        """The control port stays: without members a request that runs could not be tried again."""
+        logger.info("draining: what runs may end within %g s", self._drain_timeout_s)
+        self._pipeline.begin_drain()
+        self._http.begin_shutdown(self._drain_timeout_s)
+        public = asyncio.ensure_future(self._grpc_servers["public"].stop(self._drain_timeout_s))
+        await asyncio.wait({self._http_task, public}, timeout=self._drain_timeout_s + STOP_GRACE_S)
+
     async def wait_crashed(self) -> BaseException:
         await asyncio.wait({self._http_task})
+        if self._drained is not None:
+            await asyncio.get_running_loop().create_future()  # it ended as it should: never
         return self._http_task.exception() or RuntimeError("the HTTP server ended by itself")
 
     async def stop(self) -> None:
         """End every request with a typed error, let the answers out, then close the ports."""
         await self._checker.close()
         await self._pipeline.close()
-        self._http.should_exit = True
-        await asyncio.gather(*(server.stop(STOP_GRACE_S) for server in self._grpc_servers))
+        self._http.begin_shutdown(STOP_GRACE_S)
+        await asyncio.gather(*(server.stop(STOP_GRACE_S) for server in self._grpc_servers.values()))
+        await asyncio.wait({self._http_task}, timeout=STOP_GRACE_S)
+        self._http.force_exit = True  # of a drain, whose grace is longer
         await asyncio.gather(self._http_task, return_exceptions=True)
 
 
@@ -164,6 +194,8 @@ def _bind(section: RouterSection, public: grpc.aio.Server, control: grpc.aio.Ser
     family = socket.AF_INET6 if ":" in section.host else socket.AF_INET
     http_socket = socket.socket(family, socket.SOCK_STREAM)
     http_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if section.processes > 1:
+        http_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         http_socket.bind((section.host, section.http_port))
     except OSError as error:

@@ -100,11 +100,11 @@ async def local_cluster(
         prefills, decodes = [], []
         for index in range(prefill):
             name = f"prefill-{index}"
-            prefills.append(await PrefillServer.start(config, name, router.control_address, new_sender))
+            prefills.append(await PrefillServer.start(config, name, [router.control_address], new_sender))
             stack.push_async_callback(prefills[-1].stop)
         roles = [Role.DECODE] * decode + [Role.COLOCATED] * colocated
         for index, role in enumerate(roles):
-            decodes.append(await DecodeServer.start(config, f"{role}-{index}", router.control_address, role))
+            decodes.append(await DecodeServer.start(config, f"{role}-{index}", [router.control_address], role))
             stack.push_async_callback(decodes[-1].stop)
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=router.http_url, timeout=120))
         openai = AsyncOpenAI(base_url=f"{router.http_url}/v1", api_key="none", max_retries=0, timeout=120)

@@ -1,0 +1,83 @@
+"""No new work, the old one ends or is ended, and then it is over."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from common.drain import Drain
+from common.errors import WorkerDraining
+
+
+async def worked(drain: Drain, until: asyncio.Event) -> str:
+    async with drain.work():
+        await until.wait()
+    return "done"
+
+
+async def begun(*tasks: asyncio.Task[str]) -> None:
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not any(task.done() for task in tasks)
+
+
+async def test_what_runs_may_end_and_new_work_is_refused() -> None:
+    drain, gate = Drain("decode-0", timeout_s=60), asyncio.Event()
+    running = asyncio.create_task(worked(drain, gate))
+    ended = asyncio.create_task(drain.ended())
+    await begun(running)
+    assert not drain.is_draining
+    drain.begin()
+    assert drain.is_draining
+    with pytest.raises(WorkerDraining, match="takes no new work"):
+        await worked(drain, gate)
+    assert not ended.done()
+    gate.set()
+    assert await running == "done"
+    await asyncio.wait_for(ended, 5)
+
+
+async def test_what_still_runs_at_the_bound_ends_with_a_typed_error() -> None:
+    drain = Drain("decode-0", timeout_s=60)
+    running = [asyncio.create_task(worked(drain, asyncio.Event())) for _ in range(3)]
+    await begun(*running)
+    drain.begin(timeout_s=0.0)
+    for task in running:
+        with pytest.raises(WorkerDraining, match="goes on elsewhere"):
+            await asyncio.wait_for(task, 5)
+    await asyncio.wait_for(drain.ended(), 5)
+
+
+async def test_the_most_urgent_wish_counts() -> None:
+    drain = Drain("decode-0", timeout_s=60)
+    running = asyncio.create_task(worked(drain, asyncio.Event()))
+    await begun(running)
+    drain.begin()
+    ended = asyncio.create_task(drain.ended())
+    await begun(running)
+    drain.begin(timeout_s=0.0)
+    drain.begin(timeout_s=60)
+    with pytest.raises(WorkerDraining):
+        await asyncio.wait_for(running, 5)
+    await asyncio.wait_for(ended, 5)
+
+
+async def test_an_idle_worker_leaves_at_once_and_a_call_that_is_cancelled_counts_no_more() -> None:
+    drain = Drain("decode-0", timeout_s=60)
+    running = asyncio.create_task(worked(drain, asyncio.Event()))
+    await begun(running)
+    running.cancel()
+    await asyncio.wait({running})
+    assert running.cancelled()
+    drain.begin()
+    await asyncio.wait_for(drain.ended(), 5)
+
+
+async def test_a_timeout_of_the_work_itself_keeps_its_type() -> None:
+    async def slow() -> None:
+        async with Drain("decode-0", timeout_s=60).work():
+            raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        await slow()
