@@ -12,13 +12,15 @@ from types import FrameType
 from rich.console import Console
 
 from cluster import demo, key, status, up
-from cluster.plan import Overrides, Plan
+from cluster.plan import Overrides
+from cluster.running import find_running
 from cluster.supervisor import MemberGivenUp
 from common.config import Role, ServeConfig, load_config
 from common.errors import ConfigError, ServingError
 from router.tenant import RateLimits
 
 DEFAULT_CONFIG = Path("serve.yaml")
+PORTS = ("http_port", "grpc_port", "control_port", "metrics_port")
 PIPED_WIDTH = 160  # columns of a table that no terminal limits
 
 
@@ -31,7 +33,8 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.command == "status":
             if not console.is_terminal:
                 console.width = PIPED_WIDTH
-            return asyncio.run(status.show_status(_router_address(arguments), console))
+            found = find_running(_config(arguments.config), arguments.router, arguments.logs)
+            return asyncio.run(status.show_status(found, console))
         if arguments.command == "key":
             return key.make_key(arguments.name, RateLimits(arguments.requests_per_minute, arguments.tokens_per_minute))
         options = _up_options(arguments)
@@ -56,8 +59,8 @@ def _parser() -> argparse.ArgumentParser:
     serving.add_argument("--config", type=Path, help=f"default: {DEFAULT_CONFIG} here, else the built-in settings")
     for role in Role:
         serving.add_argument(f"--{role}", type=_count, metavar="N", help=f"number of {role} workers")
-    for name in ("http", "grpc", "control"):
-        serving.add_argument(f"--{name}-port", type=_port, metavar="N", help="0 picks a free one")
+    for name in PORTS:
+        serving.add_argument(f"--{name.replace('_', '-')}", type=_port, metavar="N", help="0 picks a free one")
     serving.add_argument("--logs", type=Path, metavar="FOLDER", help="where the members' log files go")
     hosts = serving.add_mutually_exclusive_group()
     hosts.add_argument("--ray", action="store_true", help="host the members as actors of a local Ray")
@@ -68,8 +71,9 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("--prompt", default="Explain in three sentences why the sky is blue.")
     show.add_argument("--max-tokens", type=_count, default=96, metavar="N")
     ask = commands.add_parser("status", help="the workers of a running deployment")
-    ask.add_argument("--router", metavar="HOST:PORT", help="its control address; default: from the config")
-    ask.add_argument("--config", type=Path, help=argparse.SUPPRESS)
+    ask.add_argument("--router", type=_address, metavar="HOST:PORT", help="its control address; default: the config's")
+    ask.add_argument("--config", type=Path, help="of the deployment; default: as for up")
+    ask.add_argument("--logs", type=Path, metavar="FOLDER", help="of its `pdserve up --logs`, in place of both")
     make = commands.add_parser("key", help="a new API key, and the line of it for router.api_keys_file")
     make.add_argument("name", help="whose it is")
     for unit in ("requests", "tokens"):
@@ -82,7 +86,7 @@ def _up_options(arguments: argparse.Namespace) -> up.UpOptions:
         config=_config(arguments.config),
         overrides=Overrides(
             replicas={role: vars(arguments)[role] for role in Role},
-            ports={key: vars(arguments)[key] for key in ("http_port", "grpc_port", "control_port")},
+            ports={key: vars(arguments)[key] for key in PORTS},
         ),
         log_folder=arguments.logs,
         ray_address="local" if arguments.ray else arguments.address,
@@ -95,12 +99,6 @@ def _config(path: Path | None) -> ServeConfig:
     return load_config(path or DEFAULT_CONFIG)
 
 
-def _router_address(arguments: argparse.Namespace) -> str:
-    if arguments.router is not None:
-        return str(arguments.router)
-    return Plan(_config(arguments.config)).control_address
-
-
 def _count(text: str) -> int:
     if not text.isdigit():
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 up")
@@ -111,6 +109,13 @@ def _port(text: str) -> int:
     if not text.isdigit() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port")
     return int(text)
+
+
+def _address(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
+    return text
 
 
 def _exit_on_signal(number: int, _frame: FrameType | None) -> None:

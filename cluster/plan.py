@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from cluster.host import MemberSpec
-from common.config import Role, RouterSection, ServeConfig
+from common.config import Role, ServeConfig
 from common.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
@@ -44,7 +44,8 @@ class Plan:
 
     @property
     def http_url(self) -> str:
-        return f"http://{_reachable(self.config.router.host)}:{self.config.router.http_port}"
+        scheme = "http" if self.config.security.tls is None else "https"
+        return f"{scheme}://{_reachable(self.config.router.host)}:{self.config.router.http_port}"
 
     @property
     def grpc_address(self) -> str:
@@ -52,13 +53,13 @@ class Plan:
 
     @property
     def control_address(self) -> str:
-        return f"{_reachable(self.config.router.host)}:{self.config.router.control_port}"
+        return f"{_reachable(self.config.router.control_host)}:{self.config.router.control_port}"
 
     def on_network(self, node_address: str) -> Plan:
-        """For members on several machines: a router that listens on loopback listens on this node's address instead."""
-        if self.config.router.host != LOOPBACK:
+        """For members on several machines: they must reach the control port. Who may call the APIs is not changed."""
+        if self.config.router.control_host != LOOPBACK:
             return self
-        return Plan(_updated(self.config, {"router": {"host": node_address}}))
+        return Plan(_updated(self.config, {"router": {"control_host": node_address}}))
 
     def with_secret_file(self, path: Path) -> Plan:
         return Plan(_updated(self.config, {"security": {"secret_file": path}}))
@@ -94,8 +95,11 @@ def with_free_ports(plan: Plan) -> Plan:
     taken: list[socket.socket] = []
     ports: dict[str, int] = {}
     try:
-        for key in ("http_port", "grpc_port", "control_port"):
-            taken.append(_bind(router, key))
+        hosts = {"http_port": router.host, "grpc_port": router.host, "control_port": router.control_host}
+        if not router.is_private:
+            hosts["metrics_port"] = router.control_host
+        for key, host in hosts.items():
+            taken.append(_bind(host, getattr(router, key), key))
             ports[key] = taken[-1].getsockname()[1]
     finally:
         for held in taken:
@@ -107,19 +111,18 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _bind(router: RouterSection, key: str) -> socket.socket:
-    port: int = getattr(router, key)
-    family = socket.AF_INET6 if ":" in router.host else socket.AF_INET
+def _bind(host: str, port: int, key: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     probe = socket.socket(family, socket.SOCK_STREAM)
     probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was used a moment ago is free
     try:
-        probe.bind((router.host, port))
+        probe.bind((host, port))
         probe.listen(1)
     except OSError as error:
         probe.close()
         option = f"--{key.replace('_', '-')}"
         raise ConfigError(
-            f"cannot listen on {router.host}:{port} ({error.strerror}): choose another router.{key}, "
+            f"cannot listen on {host}:{port} ({error.strerror}): choose another router.{key}, "
             f"or give {option} N (0 picks a free one)"
         ) from error
     return probe

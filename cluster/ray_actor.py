@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cluster.host import MemberSpec
 from cluster.plan import available_cores
-from common.config import Role, SecuritySection, ServeConfig
+from common.config import Role, ServeConfig
 from common.logs import setup_logging
 from common.process import Service
 
@@ -60,7 +60,8 @@ async def _start(order: MemberOrder, secret: bytes) -> Service:
     if order.is_spread:
         config = _on_this_node(config, role)
     with _in_memory_file(secret) as path:
-        config = config.model_copy(update={"security": SecuritySection(secret_file=path)})
+        security = config.security.model_copy(update={"secret_file": path})
+        config = config.model_copy(update={"security": security})
         if role is Role.PREFILL:
             from prefill_worker.server import PrefillServer
 

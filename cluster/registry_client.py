@@ -8,17 +8,18 @@ from typing import Any
 
 import grpc
 
+from common.cluster_access import ClusterAccess, connect
 from common.errors import WorkerUnavailable
 from common.pb import serving_pb2 as pb
 from common.pb import serving_pb2_grpc
-from common.rpc import new_channel, typed_errors
+from common.rpc import typed_errors
 
 _NOT_YET = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
-async def cluster_status(control_address: str, timeout_s: float) -> pb.ClusterStatus:
+async def cluster_status(control_address: str, access: ClusterAccess, timeout_s: float) -> pb.ClusterStatus:
     """Raises: WorkerUnavailable when no router answers there."""
-    async with new_channel(control_address) as channel:
+    async with connect(control_address, access) as channel:
         registry: Any = serving_pb2_grpc.RegistryStub(channel)
         try:
             with typed_errors(f"the router at {control_address}"):
@@ -28,9 +29,11 @@ async def cluster_status(control_address: str, timeout_s: float) -> pb.ClusterSt
             raise WorkerUnavailable(f"no router answers at {control_address}") from error
 
 
-async def follow_status(control_address: str, every_s: float = 0.2) -> AsyncGenerator[pb.ClusterStatus]:
+async def follow_status(
+    control_address: str, access: ClusterAccess, every_s: float = 0.2
+) -> AsyncGenerator[pb.ClusterStatus]:
     """The status again and again, for ever; silent while the router is away."""
-    async with new_channel(control_address) as channel:
+    async with connect(control_address, access) as channel:
         registry: Any = serving_pb2_grpc.RegistryStub(channel)
         while True:
             try:

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc
 
+from common.cluster_access import ClusterAccess, connect
 from common.pb import serving_pb2 as pb
 from common.pb import serving_pb2_grpc as pb_grpc
-from common.rpc import new_channel
 
 logger = logging.getLogger(__name__)
 
@@ -22,12 +22,17 @@ class Membership:
     """Keeps one worker registered at one router, through every restart of that router."""
 
     def __init__(
-        self, router_address: str, hello: pb.WorkerHello, report: Callable[[bool], Awaitable[pb.WorkerLoad]]
+        self,
+        router_address: str,
+        hello: pb.WorkerHello,
+        report: Callable[[bool], Awaitable[pb.WorkerLoad]],
+        access: ClusterAccess,
     ) -> None:
         """report(True) opens a membership: its cached blocks are all there are, afterwards only what changed."""
         self._router_address = router_address
         self._hello = hello
         self._report = report
+        self._access = access
         self._task = asyncio.create_task(self._run(), name="membership")
 
     async def close(self) -> None:
@@ -35,7 +40,7 @@ class Membership:
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
-        async with new_channel(self._router_address) as channel:
+        async with connect(self._router_address, self._access) as channel:
             registry = pb_grpc.RegistryStub(channel)
             told = None
             while True:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Protocol
 
 import grpc
 
+from common.cluster_access import ClusterAccess, bind_cluster_port, new_cluster_server
 from common.config import Role, ServeConfig
 from common.kv_layout import KVLayout
 from common.link_status import LinkSource, link_statuses
 from common.membership import Membership
 from common.pb import serving_pb2 as pb
-from common.rpc import bind_port, new_server
 from common.standard_services import add_standard_services
 
 logger = logging.getLogger(__name__)
@@ -33,14 +33,15 @@ class WorkerServer:
     `services` maps each full service name to the function that adds its servicer to a server.
     """
 
-    def __init__(self, services: dict[str, Callable[[grpc.aio.Server], None]]) -> None:
+    def __init__(self, services: dict[str, Callable[[grpc.aio.Server], None]], access: ClusterAccess) -> None:
         self._services = services
-        self._server = new_server()
+        self._access = access
+        self._server = new_cluster_server(access)
         self._membership: Membership | None = None
 
     def bind(self, host: str) -> str:
         """Take a free port before serving; the router learns the address from the hello."""
-        return bind_port(self._server, host, 0)
+        return bind_cluster_port(self._server, host, 0, self._access)
 
     async def start(
         self, hello: pb.WorkerHello, router_address: str, report: Callable[[bool], Awaitable[pb.WorkerLoad]]
@@ -50,7 +51,7 @@ class WorkerServer:
             add(self._server)
         await add_standard_services(self._server, list(self._services))
         await self._server.start()
-        self._membership = Membership(router_address, hello, report)
+        self._membership = Membership(router_address, hello, report, self._access)
         logger.info("%s serves on %s, incarnation %s", hello.worker_id, hello.address, hello.incarnation)
 
     async def leave(self) -> None:

@@ -35,6 +35,7 @@ class DecodeServer:
     async def start(config: ServeConfig, name: str, router_address: str, role: Role = Role.DECODE) -> DecodeServer:
         """Load the model, then serve and register. Raises: ConfigError, ModelError."""
         transfer_config = config.kv_transfer()  # a mistake in it is told before the model is loaded
+        access = config.security.cluster_access()
         pool = config.pool(role)
         path = await asyncio.to_thread(resolve_model, config.model.source)
         loaded = await asyncio.to_thread(build_engine, config.engine(role, path))
@@ -60,7 +61,8 @@ class DecodeServer:
             service = DecodeService(worker, pair_check, StatusSource(hello, loads.measure, counters, receiver))
             pb_grpc.add_DecodeServicer_to_server(service, grpc_server)
 
-        server = WorkerServer({"pdserve.v1.Decode": add_decode, "pdserve.v1.KVTransfer": receiver.add_to_server})
+        services = {"pdserve.v1.Decode": add_decode, "pdserve.v1.KVTransfer": receiver.add_to_server}
+        server = WorkerServer(services, access)
         address = server.bind(pool.host)
         await receiver.open(address)
         hello = loads.hello(config, role, WorkerIdentity(name, incarnation, address))
