@@ -13,13 +13,15 @@ from types import FrameType
 from rich.console import Console
 
 from cluster import demo, drain, key, status, up
-from cluster.plan import Overrides, Plan
+from cluster.plan import Overrides
+from cluster.running import find_running
 from cluster.supervisor import MemberGivenUp
 from common.config import Role, ServeConfig, load_config
 from common.errors import ConfigError, ServingError
 from router.tenant import RateLimits
 
 DEFAULT_CONFIG = Path("serve.yaml")
+PORTS = ("http_port", "grpc_port", "control_port", "metrics_port")
 PIPED_WIDTH = 160  # columns of a table that no terminal limits
 
 
@@ -32,10 +34,11 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.command == "status":
             if not console.is_terminal:
                 console.width = PIPED_WIDTH
-            return asyncio.run(status.show_status(_router_address(arguments), console))
+            found = find_running(_config(arguments.config), arguments.router, arguments.logs)
+            return asyncio.run(status.show_status(found, console))
         if arguments.command == "drain":
-            wish = drain.DrainWish(_router_address(arguments), arguments.worker, arguments.timeout_s)
-            return asyncio.run(drain.drain(wish, console))
+            found = find_running(_config(arguments.config), arguments.router, arguments.logs)
+            return asyncio.run(drain.drain(found, drain.DrainWish(arguments.worker, arguments.timeout_s), console))
         if arguments.command == "key":
             return key.make_key(arguments.name, RateLimits(arguments.requests_per_minute, arguments.tokens_per_minute))
         options = _up_options(arguments)
@@ -60,8 +63,8 @@ def _parser() -> argparse.ArgumentParser:
     serving.add_argument("--config", type=Path, help=f"default: {DEFAULT_CONFIG} here, else the built-in settings")
     for role in Role:
         serving.add_argument(f"--{role}", type=_count, metavar="N", help=f"number of {role} workers")
-    for name in ("http", "grpc", "control"):
-        serving.add_argument(f"--{name}-port", type=_port, metavar="N", help="0 picks a free one")
+    for name in PORTS:
+        serving.add_argument(f"--{name.replace('_', '-')}", type=_port, metavar="N", help="0 picks a free one")
     serving.add_argument("--router-processes", type=_positive, metavar="N", help="that share the public ports")
     serving.add_argument("--logs", type=Path, metavar="FOLDER", help="where the members' log files go")
     hosts = serving.add_mutually_exclusive_group()
@@ -81,9 +84,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="until what it still runs goes on elsewhere; default: its drain_timeout_s",
     )
-    for command in (ask, leave):
-        command.add_argument("--router", metavar="HOST:PORT", help="a control address; default: from the config")
-        command.add_argument("--config", type=Path, help=argparse.SUPPRESS)
+    for asking in (ask, leave):
+        asking.add_argument(
+            "--router", type=_address, metavar="HOST:PORT", help="its control address; default: config's"
+        )
+        asking.add_argument("--config", type=Path, help="of the deployment; default: as for up")
+        asking.add_argument("--logs", type=Path, metavar="FOLDER", help="of its `pdserve up --logs`, in place of both")
     make = commands.add_parser("key", help="a new API key, and the line of it for router.api_keys_file")
     make.add_argument("name", help="whose it is")
     for unit in ("requests", "tokens"):
@@ -96,7 +102,7 @@ def _up_options(arguments: argparse.Namespace) -> up.UpOptions:
         config=_config(arguments.config),
         overrides=Overrides(
             replicas={role: vars(arguments)[role] for role in Role},
-            ports={key: vars(arguments)[key] for key in ("http_port", "grpc_port", "control_port")},
+            ports={key: vars(arguments)[key] for key in PORTS},
             router_processes=arguments.router_processes,
         ),
         log_folder=arguments.logs,
@@ -108,12 +114,6 @@ def _config(path: Path | None) -> ServeConfig:
     if path is None and not DEFAULT_CONFIG.exists():
         return ServeConfig()
     return load_config(path or DEFAULT_CONFIG)
-
-
-def _router_address(arguments: argparse.Namespace) -> str:
-    if arguments.router is not None:
-        return str(arguments.router)
-    return Plan(_config(arguments.config)).control_address
 
 
 def _count(text: str) -> int:
@@ -142,6 +142,13 @@ def _port(text: str) -> int:
     if not text.isdigit() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port")
     return int(text)
+
+
+def _address(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
+    return text
 
 
 def _exit_on_signal(number: int, _frame: FrameType | None) -> None:

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from cluster.deployment import until_ready
 from cluster.display import Display
-from cluster.plan import Plan
+from cluster.plan import LOOPBACK, Plan
 from cluster.up import UpOptions, deploy
 from common.lifecycle import Stage
 from common.pb import serving_pb2 as pb
@@ -29,13 +29,16 @@ STAGE_ORDER = [str(stage) for stage in Stage]
 
 
 def run_demo(options: UpOptions, prompt: str, max_tokens: int, console: Console) -> int:
-    # On free ports, unless told otherwise: a demo must not disturb, or be disturbed by, what already serves here.
+    # On free ports, unless told otherwise: a demo must not disturb, or be disturbed by, what already serves here. And
+    # on loopback, where its own caller needs no certificate that fits.
     free = {key: port or 0 for key, port in options.overrides.ports.items()}
     options = dataclasses.replace(options, overrides=dataclasses.replace(options.overrides, ports=free))
 
     with _key_file() as (path, key):
-        router = options.config.router.model_copy(update={"api_keys_file": path})
-        options = dataclasses.replace(options, config=options.config.model_copy(update={"router": router}))
+        router = options.config.router.model_copy(update={"api_keys_file": path, "host": LOOPBACK})
+        security = options.config.security.model_copy(update={"tls": None})
+        config = options.config.model_copy(update={"router": router, "security": security})
+        options = dataclasses.replace(options, config=config)
 
         async def work(plan: Plan, display: Display) -> None:
             await until_ready(plan, display)

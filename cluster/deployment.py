@@ -36,8 +36,9 @@ async def run_deployment(plan: Plan, host: WorkerHost, display: Display, work: C
 async def until_ready(plan: Plan, display: Display) -> None:
     """Through each of the routers: a client does not choose which one answers."""
     display.doing("starting")
+    access = plan.config.security.cluster_access()
     for address in plan.control_addresses:
-        async with aclosing(follow_status(address)) as statuses:
+        async with aclosing(follow_status(address, access)) as statuses:
             async for status in statuses:
                 display.cluster_status(status, plan)
                 if status.is_ready:
@@ -48,7 +49,9 @@ async def announce_members(plan: Plan, display: Display) -> None:
     """Ready, then every worker that comes (back) later, for ever."""
     await until_ready(plan, display)
     display.ready(plan)
-    async with aclosing(follow_status(plan.control_address, every_s=1.0)) as statuses:
+    async with aclosing(
+        follow_status(plan.control_address, plan.config.security.cluster_access(), every_s=1.0)
+    ) as statuses:
         async for status in statuses:
             display.cluster_status(status, plan)
 

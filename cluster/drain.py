@@ -8,21 +8,24 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from cluster.registry_client import drain_worker, follow_status
+from cluster.running import RunningDeployment
 from common.pb import serving_pb2 as pb
 
 
 @dataclass(frozen=True)
 class DrainWish:
-    control_address: str  # of a router; the worker itself tells the others
     worker_id: str
     timeout_s: float | None  # None: the worker's own
 
 
-async def drain(wish: DrainWish, console: Console) -> int:
-    """Returns 0 once it has left. Raises: InvalidRequest if there is no such worker, WorkerUnavailable."""
-    await drain_worker(wish.control_address, wish.worker_id, wish.timeout_s or 0.0)
+async def drain(found: RunningDeployment, wish: DrainWish, console: Console) -> int:
+    """Through one router; the worker itself tells the others. Returns 0 once it has left.
+
+    Raises: InvalidRequest if there is no such worker, WorkerUnavailable.
+    """
+    await drain_worker(found.control_address, found.access, wish.worker_id, wish.timeout_s or 0.0)
     told, incarnation = "", None
-    async with aclosing(follow_status(wish.control_address)) as statuses:
+    async with aclosing(follow_status(found.control_address, found.access)) as statuses:
         async for status in statuses:
             worker = next((each for each in status.workers if each.hello.worker_id == wish.worker_id), None)
             if worker is None or incarnation not in (None, worker.hello.incarnation):  # another one has its name

@@ -14,7 +14,13 @@ class MemberSpec:
 
     name: str  # "router", "router-1", "prefill-0", "decode-1"
     role: Role | None  # None: a router
-    control_port: int | None = None  # a router's, where there are several
+    admin_ports: AdminPorts | None = None  # a router's, where there are several
+
+
+@dataclass(frozen=True)
+class AdminPorts:
+    control: int
+    metrics: int  # used once the APIs are beyond loopback
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from cluster.host import MemberSpec
+from cluster.host import AdminPorts, MemberSpec
 from common.config import Role, ServeConfig
 from common.errors import ConfigError
 
@@ -33,7 +33,7 @@ class Plan:
     """A deployment that can be started: every port is a number, every pool has its threads."""
 
     config: ServeConfig
-    control_ports: tuple[int, ...] = ()  # of each router process; none: as the config says
+    admin_ports: tuple[AdminPorts, ...] = ()  # of each router process; none: as the config says
 
     @property
     def specs(self) -> list[MemberSpec]:
@@ -41,7 +41,7 @@ class Plan:
         workers = [MemberSpec(f"{role}-{i}", role) for role in Role for i in range(self.config.pool(role).replicas)]
         if self.config.router.processes == 1:
             return [MemberSpec("router", None), *workers]
-        return [MemberSpec(f"router-{i}", None, port) for i, port in enumerate(self._control_ports)] + workers
+        return [MemberSpec(f"router-{i}", None, port) for i, port in enumerate(self._admin_ports)] + workers
 
     @property
     def worker_names(self) -> list[str]:
@@ -49,7 +49,8 @@ class Plan:
 
     @property
     def http_url(self) -> str:
-        return f"http://{_reachable(self.config.router.host)}:{self.config.router.http_port}"
+        scheme = "http" if self.config.security.tls is None else "https"
+        return f"{scheme}://{_reachable(self.config.router.host)}:{self.config.router.http_port}"
 
     @property
     def grpc_address(self) -> str:
@@ -62,7 +63,7 @@ class Plan:
 
     @property
     def control_addresses(self) -> list[str]:
-        return [f"{_reachable(self.config.router.host)}:{port}" for port in self._control_ports]
+        return [f"{_reachable(self.config.router.control_host)}:{ports.control}" for ports in self._admin_ports]
 
     @property
     def longest_drain_s(self) -> float:
@@ -70,18 +71,19 @@ class Plan:
         return max(config.router.drain_timeout_s, *(config.pool(role).drain_timeout_s for role in Role))
 
     @property
-    def _control_ports(self) -> tuple[int, ...]:
+    def _admin_ports(self) -> tuple[AdminPorts, ...]:
         router = self.config.router
-        return self.control_ports or tuple(router.control_port + i for i in range(router.processes))
+        counted = [AdminPorts(router.control_port + i, router.metrics_port + i) for i in range(router.processes)]
+        return self.admin_ports or tuple(counted)
 
     def on_network(self, node_address: str) -> Plan:
-        """For members on several machines: a router that listens on loopback listens on this node's address instead."""
-        if self.config.router.host != LOOPBACK:
+        """For members on several machines: they must reach the control port. Who may call the APIs is not changed."""
+        if self.config.router.control_host != LOOPBACK:
             return self
-        return Plan(_updated(self.config, {"router": {"host": node_address}}), self.control_ports)
+        return Plan(_updated(self.config, {"router": {"control_host": node_address}}), self.admin_ports)
 
     def with_secret_file(self, path: Path) -> Plan:
-        return Plan(_updated(self.config, {"security": {"secret_file": path}}), self.control_ports)
+        return Plan(_updated(self.config, {"security": {"secret_file": path}}), self.admin_ports)
 
     def write(self, path: Path) -> None:
         """The effective serve.yaml, which every process of this deployment reads."""
@@ -115,14 +117,21 @@ def with_free_ports(plan: Plan) -> Plan:
     router = plan.config.router
     with ExitStack() as held:
 
-        def free(key: str, port: int) -> int:
-            taken: int = held.enter_context(_bind(router.host, port, key)).getsockname()[1]
+        def free(key: str, host: str, index: int = 0) -> int:
+            port: int = getattr(router, key)
+            taken: int = held.enter_context(_bind(host, port and port + index, key)).getsockname()[1]
             return taken
 
-        public = {"http_port": free("http_port", router.http_port), "grpc_port": free("grpc_port", router.grpc_port)}
-        first = router.control_port
-        control = tuple(free("control_port", first and first + index) for index in range(router.processes))
-    return Plan(_updated(plan.config, {"router": {**public, "control_port": control[0]}}), control)
+        changes = {key: free(key, router.host) for key in ("http_port", "grpc_port")}
+        admin = tuple(
+            AdminPorts(
+                free("control_port", router.control_host, index),
+                router.metrics_port if router.is_private else free("metrics_port", router.control_host, index),
+            )
+            for index in range(router.processes)
+        )
+    changes |= {"control_port": admin[0].control, "metrics_port": admin[0].metrics}
+    return Plan(_updated(plan.config, {"router": changes}), admin)
 
 
 def available_cores() -> int:

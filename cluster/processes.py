@@ -92,7 +92,9 @@ def python_command(
     """What a person would type to run this member bare. routers: their control addresses."""
     if spec.role is None:
         command = [python, "-m", "router", "--config", str(config_path)]
-        return command if spec.control_port is None else [*command, "--control-port", str(spec.control_port)]
+        if (ports := spec.admin_ports) is not None:
+            command += ["--control-port", str(ports.control), "--metrics-port", str(ports.metrics)]
+        return command
     package = "prefill_worker" if spec.role is Role.PREFILL else "decode_worker"
     command = [python, "-m", package, "--config", str(config_path), "--name", spec.name]
     for router in routers:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cluster.host import MemberSpec
 from cluster.plan import available_cores
-from common.config import Role, SecuritySection, ServeConfig
+from common.config import Role, ServeConfig
 from common.logs import setup_logging
 from common.process import Service
 
@@ -73,14 +73,15 @@ async def _start(order: MemberOrder, secret: bytes) -> Service:
     if role is None:
         from router.server import RouterServer  # each process loads its own role only
 
-        if order.spec.control_port is not None:
-            router = config.router.model_copy(update={"control_port": order.spec.control_port})
+        if (ports := order.spec.admin_ports) is not None:
+            router = config.router.model_copy(update={"control_port": ports.control, "metrics_port": ports.metrics})
             config = config.model_copy(update={"router": router})
         return await RouterServer.start(config)
     if order.is_spread:
         config = _on_this_node(config, role)
     with _in_memory_file(secret) as path:
-        config = config.model_copy(update={"security": SecuritySection(secret_file=path)})
+        security = config.security.model_copy(update={"secret_file": path})
+        config = config.model_copy(update={"security": security})
         if role is Role.PREFILL:
             from prefill_worker.server import PrefillServer
 

@@ -8,18 +8,19 @@ from typing import Any
 
 import grpc
 
+from common.cluster_access import ClusterAccess, connect
 from common.errors import WorkerUnavailable
 from common.pb import serving_pb2 as pb
 from common.pb import serving_pb2_grpc
-from common.rpc import new_channel, typed_errors
+from common.rpc import typed_errors
 
 CALL_TIMEOUT_S = 5.0
 _NOT_YET = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
-async def cluster_status(control_address: str, timeout_s: float) -> pb.ClusterStatus:
+async def cluster_status(control_address: str, access: ClusterAccess, timeout_s: float) -> pb.ClusterStatus:
     """Raises: WorkerUnavailable when no router answers there."""
-    async with new_channel(control_address) as channel:
+    async with connect(control_address, access) as channel:
         registry: Any = serving_pb2_grpc.RegistryStub(channel)
         try:
             with typed_errors(f"the router at {control_address}"):
@@ -29,21 +30,23 @@ async def cluster_status(control_address: str, timeout_s: float) -> pb.ClusterSt
             raise WorkerUnavailable(f"no router answers at {control_address}") from error
 
 
-async def drain_worker(control_address: str, worker_id: str, timeout_s: float) -> None:
+async def drain_worker(control_address: str, access: ClusterAccess, worker_id: str, timeout_s: float) -> None:
     """Returns once the router has taken note. timeout_s 0: the worker's own.
 
     Raises: InvalidRequest if there is no such worker, WorkerUnavailable.
     """
-    async with new_channel(control_address) as channel:
+    async with connect(control_address, access) as channel:
         registry: Any = serving_pb2_grpc.RegistryStub(channel)
         with typed_errors(f"the router at {control_address}"):
             request = pb.DrainWorkerRequest(worker_id=worker_id, timeout_s=timeout_s)
             await registry.DrainWorker(request, timeout=CALL_TIMEOUT_S)
 
 
-async def follow_status(control_address: str, every_s: float = 0.2) -> AsyncGenerator[pb.ClusterStatus]:
+async def follow_status(
+    control_address: str, access: ClusterAccess, every_s: float = 0.2
+) -> AsyncGenerator[pb.ClusterStatus]:
     """The status again and again, for ever; silent while the router is away."""
-    async with new_channel(control_address) as channel:
+    async with connect(control_address, access) as channel:
         registry: Any = serving_pb2_grpc.RegistryStub(channel)
         while True:
             try:

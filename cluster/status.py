@@ -7,12 +7,21 @@ from rich.console import Console
 from rich.table import Table
 
 from cluster.registry_client import cluster_status
+from cluster.running import RunningDeployment
+from common.errors import UnprovenCaller
 from common.pb import serving_pb2 as pb
 
 
-async def show_status(control_address: str, console: Console, timeout_s: float = 5.0) -> int:
-    """Print the table; 0 when requests can be served, else 1. Raises: WorkerUnavailable when no router answers."""
-    status = await cluster_status(control_address, timeout_s)
+async def show_status(running: RunningDeployment, console: Console, timeout_s: float = 5.0) -> int:
+    """Print the table; 0 when requests can be served, else 1.
+
+    Raises: WorkerUnavailable when no router answers; UnprovenCaller when it has another secret.
+    """
+    try:
+        status = await cluster_status(running.control_address, running.access, timeout_s)
+    except UnprovenCaller as error:
+        where = "name its config with --config, or the folder of its `pdserve up` with --logs"
+        raise UnprovenCaller(f"{error.message}: {where}") from error
     console.print(status_table(status))
     if status.pairs:
         console.print(pair_table(status))

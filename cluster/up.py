@@ -25,6 +25,7 @@ from common.model_source import resolve_model
 
 RUNS_KEPT = 10
 STOP_MARGIN_S = 10.0  # after a member should have drained, before it is killed
+CONFIG_NAME = "serve.yaml"  # in the log folder: what this run's members read, with its ports and its secret's file
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,11 @@ def _host(ray_address: str | None, plan: Plan, logs: Path) -> tuple[Plan, Worker
     if ray_address is not None:
         from cluster.ray_host import start_ray  # seconds to import, for those who ask for it
 
-        return start_ray(ray_address, plan, logs)
+        plan, ray_host = start_ray(ray_address, plan, logs)
+        plan.write(logs / CONFIG_NAME)  # for `pdserve status`
+        return plan, ray_host
     plan = with_free_ports(plan)
-    config_path = logs / "serve.yaml"
+    config_path = logs / CONFIG_NAME
     plan.write(config_path)
 
     def command(spec: MemberSpec) -> list[str]:
@@ -84,10 +87,19 @@ def new_log_folder(chosen: Path | None) -> Path:
             f"cannot make the log folder {folder}: {error.strerror}; choose another with --logs"
         ) from error
     if chosen is None:
-        ended = [old for old in sorted(folder.parent.glob("2*-*-*")) if not _is_running(old)]
+        ended = [old for old in _runs() if not _is_running(old)]
         for old in ended[:-RUNS_KEPT]:
             shutil.rmtree(old, ignore_errors=True)
     return folder
+
+
+def living_runs() -> list[Path]:
+    """The log folders, where nobody chose another one, of this user's runs; the newest first."""
+    return [run for run in reversed(_runs()) if _is_running(run)]
+
+
+def _runs() -> list[Path]:
+    return sorted(user_log_path("pdserve").glob("2*-*-*"))
 
 
 def _is_running(run: Path) -> bool:

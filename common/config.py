@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import ipaddress
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
+from common.cluster_access import ClusterAccess
+from common.config_section import Section
 from common.engine_config import EngineConfig
 from common.errors import ConfigError
-from common.transfer_config import MIB, TlsFiles, TransferConfig
+from common.security_config import SecuritySection, is_loopback
+from common.transfer_config import MIB, ClusterTls, TlsFiles, TransferConfig
 
-MIN_SECRET_BYTES = 16
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -24,10 +25,6 @@ class Role(StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
     COLOCATED = "colocated"  # a decode worker that always computes its own prompts
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class ModelSection(Section):
@@ -46,8 +43,10 @@ class RouterSection(Section):
     host: str = "127.0.0.1"
     http_port: Port = 8000
     grpc_port: Port = 8001
-    control_port: Port = 8002  # workers register here; never expose it
-    # that share the first two ports; each has a control port of its own, counted up from control_port
+    control_host: str = "127.0.0.1"  # of what administers: the two ports below; beyond loopback it needs a secret
+    control_port: Port = 8002  # workers register here
+    metrics_port: Port = 9002  # /metrics, once `host` is beyond loopback; until then the HTTP port has it too
+    # that share the first two ports; each has the other two for itself, counted up from those
     processes: Annotated[int, Field(ge=1, le=64)] = 1
     policy: Literal["kv_aware", "least_loaded", "round_robin"] = "kv_aware"
     # who computes prompts: prefill workers always, decode workers (never), or whoever measurement favours
@@ -60,6 +59,11 @@ class RouterSection(Section):
     request_timeout_s: Annotated[float, Field(gt=0)] = 600.0
     max_attempts: Annotated[int, Field(ge=1)] = 3
     drain_timeout_s: Annotated[float, Field(ge=0)] = 30.0  # SIGTERM → the end of answers that still run
+
+    @property
+    def is_private(self) -> bool:
+        """Whether clients are on this machine alone."""
+        return is_loopback(self.host)
 
 
 class SloSection(Section):
@@ -86,7 +90,7 @@ class PoolSection(Section):
     drain_timeout_s: Annotated[float, Field(ge=0)] = 30.0
 
 
-class TlsSection(Section):
+class TransferTlsSection(Section):
     cert: Path  # each worker's own; PEM files
     key: Path
     ca: Path  # the cluster's authority; whoever shows a certificate of it belongs here
@@ -100,16 +104,11 @@ class TransferSection(Section):
     max_links: Annotated[int, Field(ge=1)] = 64  # prefill workers at one decode worker
     tcp_port: Port = 0  # a decode worker's; 0: any free one, which several workers on one host need
     tcp_connections: Annotated[int, Field(ge=1, le=16)] = 1  # of each link; more where one does not fill the network
-    tls: TlsSection | None = None  # for "tcp"
+    tls: TransferTlsSection | None = None  # for "tcp"
     timeout_s: Annotated[float, Field(gt=0)] = 30.0  # last chunk computed → commit acknowledged; a link without room
     # each pair of workers transfers one short prompt before it is chosen; a pair whose KV is not what the decode worker
     # computes itself is refused
     self_test: bool = True
-
-
-class SecuritySection(Section):
-    # what workers prove to each other that they know; `pdserve up` makes one for each run that has none
-    secret_file: Path | None = None
 
 
 class ServeConfig(Section):
@@ -127,13 +126,14 @@ class ServeConfig(Section):
 
     def cluster_secret(self) -> bytes:
         """Empty when none is configured. Raises: ConfigError when it cannot be read or is too short to be one."""
-        return _read_secret(self.security.secret_file)
+        return self.security.secret()
 
     def kv_transfer(self) -> TransferConfig:
         """For one worker. Raises: ConfigError when the secret cannot be read, or is missing where others can call."""
-        transfer, secret = self.transfer, self.cluster_secret()
-        if not secret:
-            self._require_loopback()
+        transfer, access = self.transfer, self.security.cluster_access()
+        if not access.secret:
+            for role in Role:
+                _require_loopback(f"{role}.host", self.pool(role).host)
         return TransferConfig(
             transport=transfer.transport,
             piece_bytes=transfer.piece_bytes,
@@ -143,17 +143,23 @@ class ServeConfig(Section):
             wire_dtype=transfer.wire_dtype,
             tcp_port=transfer.tcp_port,
             tcp_connections=transfer.tcp_connections,
-            tls=None if transfer.tls is None else TlsFiles(transfer.tls.cert, transfer.tls.key, transfer.tls.ca),
-            secret=secret,
+            tls=self._transfer_tls(access.tls),
+            cluster_tls=access.tls,
+            secret=access.secret,
         )
 
-    def _require_loopback(self) -> None:
-        for role in Role:
-            if not _is_loopback(host := self.pool(role).host):
-                raise ConfigError(
-                    f"{role}.host is {host}: a worker that other machines can reach needs a secret. Set "
-                    "security.secret_file to a file that every worker reads, for example from `openssl rand -hex 32`"
-                )
+    def _transfer_tls(self, cluster_tls: ClusterTls | None) -> TlsFiles | None:
+        """The cluster's certificates serve for KV too, unless it was told to go another way, or has its own."""
+        if (own := self.transfer.tls) is not None:
+            return TlsFiles(own.cert, own.key, own.ca)
+        return cluster_tls.files if cluster_tls and self.transfer.transport in ("auto", "tcp") else None
+
+    def control_access(self) -> ClusterAccess:
+        """For the router. Raises: ConfigError when the secret cannot be read, or is missing where others can call."""
+        access = self.security.cluster_access()
+        if not access.secret:
+            _require_loopback("router.control_host", self.router.control_host)
+        return access
 
     def engine(self, role: Role, model_path: Path) -> EngineConfig:
         pool = self.pool(role)
@@ -174,26 +180,12 @@ class ServeConfig(Section):
         )
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:  # a name
-        return host == "localhost"
-
-
-def _read_secret(path: Path | None) -> bytes:
-    if path is None:
-        return b""
-    try:
-        secret = path.read_bytes().strip()
-    except OSError as error:
-        raise ConfigError(f"security.secret_file: cannot read {path}: {error.strerror}") from error
-    if len(secret) < MIN_SECRET_BYTES:
+def _require_loopback(key: str, host: str) -> None:
+    if not is_loopback(host):
         raise ConfigError(
-            f"security.secret_file: {path} holds {len(secret)} bytes; a secret needs {MIN_SECRET_BYTES}, "
-            "for example from `openssl rand -hex 32`"
+            f"{key} is {host}: what other machines can reach needs a secret. Set security.secret_file to a file that "
+            "the router and every worker read, for example from `openssl rand -hex 32`"
         )
-    return secret
 
 
 def load_config(path: Path) -> ServeConfig:

@@ -151,6 +151,13 @@ class WrongSecret(IncompatiblePeer):
     code = "wrong_secret"
 
 
+class UnprovenCaller(IncompatiblePeer):
+    """A call between components that does not prove the cluster's secret."""
+
+    grpc_status = "UNAUTHENTICATED"
+    code = "unproven_caller"
+
+
 class DeadlineExceeded(ServingError):
     http_status = 504
     grpc_status = "DEADLINE_EXCEEDED"

@@ -10,9 +10,9 @@ from typing import Protocol
 
 import grpc
 
+from common.cluster_access import ClusterAccess, connect
 from common.pb import serving_pb2 as pb
 from common.pb import serving_pb2_grpc as pb_grpc
-from common.rpc import new_channel
 
 logger = logging.getLogger(__name__)
 
@@ -31,13 +31,19 @@ class Membership:
     """Keeps one worker registered at one router, through every restart of that router."""
 
     def __init__(
-        self, router_address: str, hello: pb.WorkerHello, reports: ReportSource, on_drain: Callable[[float], None]
+        self,
+        router_address: str,
+        hello: pb.WorkerHello,
+        reports: ReportSource,
+        on_drain: Callable[[float], None],
+        access: ClusterAccess,
     ) -> None:
         """on_drain: the router passes on the wish that this worker leaves, with its bound in seconds; 0: no bound."""
         self._router_address = router_address
         self._hello = hello
         self._source = reports
         self._on_drain = on_drain
+        self._access = access
         self._task = asyncio.create_task(self._run(), name=f"membership at {router_address}")
 
     async def close(self) -> None:
@@ -45,7 +51,7 @@ class Membership:
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
-        async with new_channel(self._router_address) as channel:
+        async with connect(self._router_address, self._access) as channel:
             registry = pb_grpc.RegistryStub(channel)
             told = None
             while True:

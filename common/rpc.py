@@ -58,8 +58,19 @@ _BY_STATUS: dict[grpc.StatusCode, type[ServingError]] = {
 }
 
 
-def new_channel(address: str) -> grpc.aio.Channel:
-    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+def new_channel(
+    address: str, credentials: grpc.ChannelCredentials | None = None, server_name: str | None = None
+) -> grpc.aio.Channel:
+    """credentials: for TLS. server_name: what the certificate must bear; None: the host in `address`.
+
+    Between the cluster's own processes: `connect` of common/cluster_access.py.
+    """
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    options: list[tuple[str, int | str]] = [*CHANNEL_OPTIONS]
+    if server_name is not None:
+        options.append(("grpc.ssl_target_name_override", server_name))
+    return grpc.aio.secure_channel(address, credentials, options=options)
 
 
 def new_server(
@@ -77,14 +88,16 @@ def new_server(
     return grpc.aio.server(interceptors=interceptors, options=options)
 
 
-def bind_port(server: grpc.aio.Server, host: str, port: int) -> str:
+def bind_port(server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials | None = None) -> str:
     """Listen on host:port (0: any free one) and return the address. Raises: ConfigError if it is taken."""
+    address = f"{host}:{port}"
     try:
-        bound = server.add_insecure_port(f"{host}:{port}")
+        if credentials is None:
+            bound = server.add_insecure_port(address)
+        else:
+            bound = server.add_secure_port(address, credentials)
     except RuntimeError as error:
-        raise ConfigError(
-            f"cannot listen on {host}:{port}: it is in use or not allowed; choose another port"
-        ) from error
+        raise ConfigError(f"cannot listen on {address}: it is in use or not allowed; choose another port") from error
     return f"{host}:{bound}"
 
 
@@ -123,3 +136,12 @@ async def answering(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterato
         yield
     except ServingError as error:
         await abort(context, error)
+
+
+def refusing(error: ServingError) -> grpc.RpcMethodHandler[Any, Any]:
+    """In place of any method: ends the call with `error`, and its message is never received."""
+
+    async def refuse(_: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        await abort(context, error)
+
+    return grpc.stream_stream_rpc_method_handler(refuse)  # a method that takes a stream need not read any of it

@@ -18,6 +18,14 @@ class TlsFiles:
 
 
 @dataclass(frozen=True)
+class ClusterTls:
+    """Between any two of the cluster's processes, over gRPC."""
+
+    files: TlsFiles
+    name: str | None = None  # that the other side's certificate must bear; None: the address that is called
+
+
+@dataclass(frozen=True)
 class TransferConfig:
     transport: str = "auto"  # "auto" or one of kv_transfer/factory.py's
     piece_bytes: int | None = None  # aim; None: by the link's speed
@@ -29,4 +37,5 @@ class TransferConfig:
     tcp_port: int = 0  # that a destination listens on; 0: any free one
     tcp_connections: int = 1  # for the payloads of one link
     tls: TlsFiles | None = None  # over "tcp"
+    cluster_tls: ClusterTls | None = None  # over "grpc", and for the messages of "torch_dist" and "nixl"
     secret: bytes = field(default=b"", repr=False)  # the cluster's; empty: anybody who reaches the port may connect

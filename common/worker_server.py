@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Protocol
 import grpc
 
 from common.cache_feed import CacheFeed, CacheSource
+from common.cluster_access import ClusterAccess, bind_cluster_port, new_cluster_server
 from common.config import Role, ServeConfig
 from common.drain import Drain
 from common.kv_layout import KVLayout
 from common.link_status import LinkSource, link_statuses
 from common.membership import Membership, Report, ReportSource
 from common.pb import serving_pb2 as pb
-from common.rpc import bind_port, new_server
 from common.standard_services import add_standard_services
 
 logger = logging.getLogger(__name__)
@@ -37,15 +37,18 @@ class WorkerServer:
     `services` maps each full service name to the function that adds its servicer to a server.
     """
 
-    def __init__(self, services: dict[str, Callable[[grpc.aio.Server], None]], drain: Drain) -> None:
+    def __init__(
+        self, services: dict[str, Callable[[grpc.aio.Server], None]], drain: Drain, access: ClusterAccess
+    ) -> None:
         self._services = services
         self._drain = drain
-        self._server = new_server()
+        self._access = access
+        self._server = new_cluster_server(access)
         self._memberships: list[Membership] = []
 
     def bind(self, host: str) -> str:
         """Take a free port before serving; routers learn the address from the hello."""
-        return bind_port(self._server, host, 0)
+        return bind_cluster_port(self._server, host, 0, self._access)
 
     async def start(self, hello: pb.WorkerHello, routers: Sequence[str], reports: ReportSource) -> None:
         """routers: the control addresses of all that may give it work. Each hears of it on a stream of its own."""
@@ -53,7 +56,9 @@ class WorkerServer:
             add(self._server)
         await add_standard_services(self._server, list(self._services))
         await self._server.start()
-        self._memberships = [Membership(router, hello, reports, self._told_to_drain) for router in routers]
+        self._memberships = [
+            Membership(router, hello, reports, self._told_to_drain, self._access) for router in routers
+        ]
         logger.info("%s serves on %s, incarnation %s", hello.worker_id, hello.address, hello.incarnation)
 
     async def leave(self) -> None:

@@ -40,6 +40,7 @@ class DecodeServer:
     async def start(config: ServeConfig, name: str, routers: Sequence[str], role: Role = Role.DECODE) -> DecodeServer:
         """Load the model, then serve and register. Raises: ConfigError, ModelError."""
         transfer_config = config.kv_transfer()  # a mistake in it is told before the model is loaded
+        access = config.security.cluster_access()
         pool = config.pool(role)
         path = await asyncio.to_thread(resolve_model, config.model.source)
         loaded = await asyncio.to_thread(build_engine, config.engine(role, path))
@@ -67,7 +68,7 @@ class DecodeServer:
             pb_grpc.add_DecodeServicer_to_server(service, grpc_server)
 
         services = {"pdserve.v1.Decode": add_decode, "pdserve.v1.KVTransfer": receiver.add_to_server}
-        server = WorkerServer(services, drain)
+        server = WorkerServer(services, drain, access)
         address = server.bind(pool.host)
         await receiver.open(address)
         hello = loads.hello(config, role, WorkerIdentity(name, incarnation, address))

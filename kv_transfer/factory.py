@@ -120,7 +120,8 @@ def _dial(transport: str, here: Surroundings) -> Callable[[str], SourceChannel]:
             return lambda address: StreamSource(transport, network.dial(address), InlineSource())
 
     def dial(address: str) -> SourceChannel:
-        return StreamSource(transport, GrpcLinkStream(transport, address), _new_payloads(transport, here, address))
+        stream = GrpcLinkStream(transport, address, here.config.cluster_tls)
+        return StreamSource(transport, stream, _new_payloads(transport, here, address))
 
     return dial
 

@@ -43,6 +43,7 @@ class PrefillServer:
     ) -> PrefillServer:
         """Load the model, then serve and register. Raises: ConfigError, ModelError."""
         transfer_config = config.kv_transfer()  # a mistake in it is told before the model is loaded
+        access = config.security.cluster_access()
         pool = config.pool(Role.PREFILL)
         path = await asyncio.to_thread(resolve_model, config.model.source)
         loaded = await asyncio.to_thread(build_engine, config.engine(Role.PREFILL, path))
@@ -63,7 +64,7 @@ class PrefillServer:
             service = PrefillService(worker, drain, StatusSource(hello, loads.measure, counters, sender))
             pb_grpc.add_PrefillServicer_to_server(service, grpc_server)
 
-        server = WorkerServer({"pdserve.v1.Prefill": add_prefill}, drain)
+        server = WorkerServer({"pdserve.v1.Prefill": add_prefill}, drain, access)
         address = server.bind(pool.host)
         hello = loads.hello(config, Role.PREFILL, WorkerIdentity(name, incarnation, address))
         await server.start(hello, routers, loads)

@@ -1,4 +1,4 @@
-"""python -m router --config serve.yaml [--http-port N] [--grpc-port N] [--control-port N]"""
+"""python -m router --config serve.yaml [--http-port N] [--grpc-port N] [--control-port N] [--metrics-port N]"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from router.server import RouterServer
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m router", description="The router of pdserve.")
     parser.add_argument("--config", type=Path, default=Path("serve.yaml"), help="default: serve.yaml")
-    for port in ("http_port", "grpc_port", "control_port"):
+    for port in ("http_port", "grpc_port", "control_port", "metrics_port"):
         parser.add_argument(f"--{port.replace('_', '-')}", type=int, help=f"instead of the config's router.{port}")
     given = vars(parser.parse_args())
     path = given.pop("config")

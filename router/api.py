@@ -1,4 +1,4 @@
-"""OpenAI's HTTP API, plus /health and /metrics."""
+"""OpenAI's HTTP API, plus /health and, where only this machine can call, /metrics."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ PRIORITY_HEADER = "X-Request-Priority"
 DEADLINE_HEADER = "X-Request-Deadline-Ms"  # how long the client will wait, from arrival
 
 
-def create_app(frontend: Frontend, metrics: CollectorRegistry) -> FastAPI:
-    """An ASGI app. It holds no state of its own and starts nothing."""
+def create_app(frontend: Frontend, metrics: CollectorRegistry | None) -> FastAPI:
+    """An ASGI app. It holds no state of its own and starts nothing. metrics: None where strangers may call."""
     app = FastAPI(title="pdserve")
     app.add_middleware(
         BodyLimitMiddleware, limits=BodyLimits(frontend.max_request_bytes, MAX_BODIES_BYTES, BODY_TIMEOUT_S)
@@ -65,11 +65,23 @@ def create_app(frontend: Frontend, metrics: CollectorRegistry) -> FastAPI:
             raise WorkerUnavailable(reason)
         return {"status": "ready", "model": frontend.model.name}
 
+    if metrics is not None:
+        add_metrics(app, metrics)
+    return app
+
+
+def create_metrics_app(metrics: CollectorRegistry) -> FastAPI:
+    """Nothing but /metrics."""
+    app = FastAPI(title="pdserve metrics", openapi_url=None)
+    add_error_handlers(app)
+    add_metrics(app, metrics)
+    return app
+
+
+def add_metrics(app: FastAPI, metrics: CollectorRegistry) -> None:
     @app.get("/metrics")
     async def read_metrics() -> Response:
         return Response(generate_latest(metrics), media_type=CONTENT_TYPE_LATEST)
-
-    return app
 
 
 async def _answer(

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import grpc
 
 from common.errors import ServingError
-from common.rpc import abort
+from common.rpc import refusing
 from router.gate import Gate
 from router.tenant import Tenant
 
@@ -34,7 +34,7 @@ class GateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
                 if details.method == INFERENCE + "Generate":
                     self._gate.require_room(tenant)
             except ServingError as error:
-                return _refusal(error)
+                return refusing(error)
         return await continuation(details)
 
 
@@ -42,10 +42,3 @@ def tenant_of(gate: Gate, metadata: Any) -> Tenant:
     """metadata: a call's, as grpc gives it. Raises: Unauthorized."""
     values = [value for key, value in metadata or () if key == AUTHORIZATION]
     return gate.tenant(values[0] if values else None)
-
-
-def _refusal(error: ServingError) -> Handler:
-    async def refuse(_: bytes, context: Context) -> bytes:
-        await abort(context, error)
-
-    return grpc.unary_unary_rpc_method_handler(refuse)  # without a parser: the message stays bytes

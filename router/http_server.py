@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -24,7 +25,7 @@ LINGER_S = 2.0  # how long a client whose body was refused may go on sending it 
 class HttpServer(uvicorn.Server):
     """Serves an app on a socket that is already bound. `is_ready` is set once it accepts connections."""
 
-    def __init__(self, app: FastAPI) -> None:
+    def __init__(self, app: FastAPI, tls: ssl.SSLContext | None = None) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -34,6 +35,7 @@ class HttpServer(uvicorn.Server):
                 access_log=False,
                 timeout_graceful_shutdown=STOP_GRACE_S,
                 lifespan="off",
+                ssl_context_factory=None if tls is None else lambda _, __: tls,
             )
         )
         self.is_ready = asyncio.Event()

@@ -233,7 +233,7 @@ class RequestPipeline:
         try:
             self._retries.require(request, error)
         except GivenUp:
-            replaced.prefill_hold.close()
+            replaced.prompt_hold.close()
             raise
         request.attempts += 1
         return replaced

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 
+from common.cluster_access import ClusterAccess
 from common.config import Role
 from common.errors import IncompatiblePeer, InvalidRequest, TransferError
 from common.identity import new_incarnation
@@ -193,9 +194,10 @@ def _obstacle(pairs: list[Pair]) -> str:
 class RegistryService(pb_grpc.RegistryServicer):
     """Register: membership lasts exactly as long as the stream. The rest: for `pdserve status` and `drain`."""
 
-    def __init__(self, registry: Registry, status: Callable[[], pb.ClusterStatus]) -> None:
+    def __init__(self, registry: Registry, status: Callable[[], pb.ClusterStatus], access: ClusterAccess) -> None:
         self._registry = registry
         self._status = status
+        self._access = access
         self._incarnation = new_incarnation()
 
     async def Register(
@@ -205,7 +207,7 @@ class RegistryService(pb_grpc.RegistryServicer):
             first = await anext(requests, None)
             if first is None or not first.hello.worker_id or not first.hello.incarnation or not first.hello.role:
                 raise InvalidRequest("a worker's first report is a hello with its id, role and incarnation")
-            worker = Worker(first.hello)
+            worker = Worker(first.hello, self._access)
             try:
                 self._registry.join(worker)
                 yield pb.RegisterReply(router_incarnation=self._incarnation)

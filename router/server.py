@@ -5,22 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import socket
 import time
-from dataclasses import dataclass
 
 import grpc
+from prometheus_client import CollectorRegistry
 
+from common.cluster_access import new_cluster_server
 from common.config import RouterSection, ServeConfig
-from common.errors import ConfigError
 from common.model_source import resolve_model
 from common.pb import serving_pb2 as pb
 from common.pb import serving_pb2_grpc as pb_grpc
-from common.rpc import bind_port, new_server
 from common.standard_services import add_standard_services
 from router.admission import Admission
 from router.answer import ServedModel
-from router.api import create_app
+from router.api import create_app, create_metrics_app
 from router.frontend import Frontend
 from router.gate import make_gate
 from router.grpc_api import InferenceServicer
@@ -31,6 +29,7 @@ from router.pair_checker import PairChecker
 from router.pipeline import RequestPipeline
 from router.placement import PlacementGoals, Placer
 from router.policy import make_policies
+from router.ports import RouterPorts, Security, take_ports
 from router.prefix_index import PrefixIndex
 from router.registry import Registry, RegistryService
 from router.retries import Retries, RetryBudget
@@ -55,26 +54,32 @@ class RouterServer:
         section: RouterSection,
         pipeline: RequestPipeline,
         checker: PairChecker,
-        http: HttpServer,
+        http_servers: list[HttpServer],
         grpc_servers: dict[str, grpc.aio.Server],
-        addresses: RouterAddresses,
+        ports: RouterPorts,
     ) -> None:
+        """http_servers: of the HTTP port, and of the one for metrics where there is one."""
         self._drain_timeout_s = section.drain_timeout_s
         self._drained: asyncio.Task[None] | None = None
         self._drain_begun = asyncio.Event()
         self._pipeline = pipeline
         self._checker = checker
-        self._http = http
+        self._http_servers = http_servers
         self._grpc_servers = grpc_servers
-        self._http_task = asyncio.create_task(http.serve(sockets=[addresses.http_socket]), name="http")
-        self.http_is_ready = http.is_ready
-        self.http_url = addresses.http_url
-        self.grpc_address = addresses.grpc
-        self.control_address = addresses.control
+        sockets = [ports.http] if ports.metrics is None else [ports.http, ports.metrics]
+        self._http_tasks = [
+            asyncio.create_task(server.serve(sockets=[socket]), name="http")
+            for server, socket in zip(http_servers, sockets, strict=True)
+        ]
+        self.http_url = ports.http_url
+        self.metrics_url = ports.metrics_url
+        self.grpc_address = ports.grpc
+        self.control_address = ports.control
 
     @staticmethod
     async def start(config: ServeConfig) -> RouterServer:
-        """Load the tokenizer, take the three ports, serve. Raises: ConfigError, ModelError."""
+        """Load the tokenizer, take the ports, serve. Raises: ConfigError, ModelError."""
+        security = Security(config.security.certificate(), config.control_access())
         path = await asyncio.to_thread(resolve_model, config.model.source)
         tokenizer = await asyncio.to_thread(load_tokenizer, path)
         metrics = RouterMetrics()
@@ -100,11 +105,16 @@ class RouterServer:
         status = ClusterStatusSource(model, registry, admission)
 
         shares_ports = config.router.processes > 1
-        servers = {"public": new_public_server(gate, shares_port=shares_ports), "control": new_server()}
+        servers = {
+            "public": new_public_server(gate, shares_port=shares_ports),
+            "control": new_cluster_server(security.access),
+        }
         try:
-            addresses = _bind(config.router, servers["public"], servers["control"])
+            ports = take_ports(config.router, security, servers["public"], servers["control"])
             pb_grpc.add_InferenceServicer_to_server(InferenceServicer(frontend), servers["public"])
-            pb_grpc.add_RegistryServicer_to_server(RegistryService(registry, status), servers["control"])
+            pb_grpc.add_RegistryServicer_to_server(
+                RegistryService(registry, status, security.access), servers["control"]
+            )
             await add_standard_services(servers["public"], ["pdserve.v1.Inference"])
             await add_standard_services(servers["control"], ["pdserve.v1.Registry"])
             for server in servers.values():
@@ -112,13 +122,12 @@ class RouterServer:
         except BaseException:
             await asyncio.gather(*(server.stop(None) for server in servers.values()))
             raise
-        router = RouterServer(
-            config.router, pipeline, checker, HttpServer(create_app(frontend, metrics.registry)), servers, addresses
-        )
-        await asyncio.wait_for(router.http_is_ready.wait(), HTTP_START_S)
-        logger.info(
-            "serving %s on %s, gRPC %s, control %s", model.name, router.http_url, addresses.grpc, addresses.control
-        )
+        http_servers = _http_servers(frontend, metrics.registry, security, config.router)
+        router = RouterServer(config.router, pipeline, checker, http_servers, servers, ports)
+        async with asyncio.timeout(HTTP_START_S):
+            for http in http_servers:
+                await http.is_ready.wait()
+        logger.info("serving %s on %s, gRPC %s, control %s", model.name, ports.http_url, ports.grpc, ports.control)
         return router
 
     def begin_drain(self) -> None:
@@ -136,33 +145,27 @@ class RouterServer:
         """The control port stays: without members a request that runs could not be tried again."""
         logger.info("draining: what runs may end within %g s", self._drain_timeout_s)
         self._pipeline.begin_drain()
-        self._http.begin_shutdown(self._drain_timeout_s)
+        self._http_servers[0].begin_shutdown(self._drain_timeout_s)
         public = asyncio.ensure_future(self._grpc_servers["public"].stop(self._drain_timeout_s))
-        await asyncio.wait({self._http_task, public}, timeout=self._drain_timeout_s + STOP_GRACE_S)
+        await asyncio.wait({self._http_tasks[0], public}, timeout=self._drain_timeout_s + STOP_GRACE_S)
 
     async def wait_crashed(self) -> BaseException:
-        await asyncio.wait({self._http_task})
+        ended, _ = await asyncio.wait(self._http_tasks, return_when=asyncio.FIRST_COMPLETED)
         if self._drained is not None:
             await asyncio.get_running_loop().create_future()  # it ended as it should: never
-        return self._http_task.exception() or RuntimeError("the HTTP server ended by itself")
+        return ended.pop().exception() or RuntimeError("the HTTP server ended by itself")
 
     async def stop(self) -> None:
         """End every request with a typed error, let the answers out, then close the ports."""
         await self._checker.close()
         await self._pipeline.close()
-        self._http.begin_shutdown(STOP_GRACE_S)
+        for http in self._http_servers:
+            http.begin_shutdown(STOP_GRACE_S)
         await asyncio.gather(*(server.stop(STOP_GRACE_S) for server in self._grpc_servers.values()))
-        await asyncio.wait({self._http_task}, timeout=STOP_GRACE_S)
-        self._http.force_exit = True  # of a drain, whose grace is longer
-        await asyncio.gather(self._http_task, return_exceptions=True)
-
-
-@dataclass(frozen=True)
-class RouterAddresses:
-    http_socket: socket.socket
-    http_url: str
-    grpc: str
-    control: str
+        await asyncio.wait(self._http_tasks, timeout=STOP_GRACE_S)
+        for http in self._http_servers:
+            http.force_exit = True  # of a drain, whose grace is longer
+        await asyncio.gather(*self._http_tasks, return_exceptions=True)
 
 
 class ClusterStatusSource:
@@ -189,24 +192,12 @@ class ClusterStatusSource:
         )
 
 
-def _bind(section: RouterSection, public: grpc.aio.Server, control: grpc.aio.Server) -> RouterAddresses:
-    """Take every port before serving on any. Raises: ConfigError naming the port that is taken."""
-    family = socket.AF_INET6 if ":" in section.host else socket.AF_INET
-    http_socket = socket.socket(family, socket.SOCK_STREAM)
-    http_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if section.processes > 1:
-        http_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    try:
-        http_socket.bind((section.host, section.http_port))
-    except OSError as error:
-        http_socket.close()
-        raise ConfigError(
-            f"cannot listen on {section.host}:{section.http_port}: {error.strerror}; choose another router.http_port"
-        ) from error
-    host, port = http_socket.getsockname()[:2]
-    return RouterAddresses(
-        http_socket,
-        f"http://{host}:{port}",
-        bind_port(public, section.host, section.grpc_port),
-        bind_port(control, section.host, section.control_port),
-    )
+def _http_servers(
+    frontend: Frontend, metrics: CollectorRegistry, security: Security, section: RouterSection
+) -> list[HttpServer]:
+    tls = None if security.certificate is None else security.certificate.http_context()
+    if section.is_private:
+        return [HttpServer(create_app(frontend, metrics), tls)]
+    if tls is None:
+        logger.warning("%s can be reached from other machines, without TLS: set security.tls", section.host)
+    return [HttpServer(create_app(frontend, None), tls), HttpServer(create_metrics_app(metrics))]

@@ -7,12 +7,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from common.cluster_access import NO_SECRET, ClusterAccess, connect
 from common.config import Role
 from common.errors import LayoutMismatch, WorkerDraining, WorkerUnavailable
 from common.kv_layout import KVLayout
 from common.pb import serving_pb2 as pb
 from common.pb import serving_pb2_grpc as pb_grpc
-from common.rpc import new_channel, typed_errors
+from common.rpc import typed_errors
 from router.backlog import PromptBacklog
 from router.breaker import Breaker
 from router.policy import WorkerSnapshot
@@ -26,7 +27,7 @@ HEARTBEAT_LOST_S = 30.0
 class Worker:
     """One incarnation of one worker: its hello, its last heartbeat, its channel, and this router's requests on it."""
 
-    def __init__(self, hello: pb.WorkerHello) -> None:
+    def __init__(self, hello: pb.WorkerHello, access: ClusterAccess = NO_SECRET) -> None:
         self.hello = hello
         self.worker_id = hello.worker_id
         self.role = ROLES[hello.role]
@@ -39,7 +40,7 @@ class Worker:
         self.num_assigned = 0
         self.prompts = PromptBacklog(time.monotonic)
         self.assigned_tokens = 0  # theirs, as WorkerSnapshot counts them
-        self._channel = new_channel(hello.address)
+        self._channel = connect(hello.address, access)
         self.prefill = pb_grpc.PrefillStub(self._channel)
         self.decode = pb_grpc.DecodeStub(self._channel)
         self._is_idle = asyncio.Event()

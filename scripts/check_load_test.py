@@ -24,7 +24,7 @@ from typing import Any
 
 import httpx
 
-from cluster.plan import available_cores
+from cluster.plan import Plan, available_cores
 from common.config import ServeConfig, load_config
 from loadgen.http_target import Endpoint, HttpTarget
 from loadgen.runner import clock, measure
@@ -67,12 +67,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 async def _on_a_system_of_its_own(config: ServeConfig, requests: Iterator[PlannedRequest]) -> Pairs:
     system = plan_for(Configuration(config.transfer.transport), config, available_cores())
 
-    async def once_ready() -> Pairs:
-        await until_ready(system, READY_TIMEOUT_S)
-        return await take_turns(system.http_url, requests)
+    async def once_ready(plan: Plan) -> Pairs:
+        await until_ready(plan, READY_TIMEOUT_S)
+        return await take_turns(plan.http_url, requests)
 
     with TemporaryDirectory(prefix="pdserve-check-") as folder:
-        return await run_system(system, Path(folder), once_ready())
+        return await run_system(system, Path(folder), once_ready)
 
 
 async def take_turns(url: str, requests: Iterator[PlannedRequest]) -> Pairs:

@@ -41,7 +41,7 @@ class Arena:
         configuration = Configuration(self.config.transfer.transport if contestant.is_disaggregated else None)
         plan = plan_for(configuration, self.config, available_cores())
 
-        async def once_ready() -> None:
+        async def once_ready(plan: Plan) -> None:
             try:
                 await until_ready(plan, READY_TIMEOUT_S)
             except TimeoutError as error:
@@ -49,7 +49,7 @@ class Arena:
             await _connected(self._target(contestant.name, plan), work)
 
         with TemporaryDirectory(prefix="pdserve-load-test-") as folder:
-            await run_system(plan, Path(folder), once_ready())
+            await run_system(plan, Path(folder), once_ready)
 
     def _target(self, label: str, plan: Plan) -> Target:
         target: Target = (

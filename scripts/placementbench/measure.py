@@ -12,6 +12,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from cluster.plan import Plan
 from common.config import ServeConfig
 from loadgen.grpc_target import GrpcTarget
 from loadgen.record import RequestRecord
@@ -82,7 +83,7 @@ class Bench:
     ) -> None:
         plan = plan_for(configuration, self.config, max_ttft_s)
 
-        async def work() -> None:
+        async def work(plan: Plan) -> None:
             await until_ready(plan, READY_TIMEOUT_S)
             await asyncio.sleep(SETTLE_S)
             target = GrpcTarget(plan.grpc_address)
@@ -94,7 +95,7 @@ class Bench:
                 await target.close()
 
         with TemporaryDirectory(prefix="pdserve-bench-") as folder:
-            await run_system(plan, Path(folder), work())
+            await run_system(plan, Path(folder), work)
 
     async def _rate(self, configuration: Configuration, target: GrpcTarget) -> list[Figure]:
         goodput: dict[float, float] = {}

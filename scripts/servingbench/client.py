@@ -11,6 +11,7 @@ from itertools import count, pairwise
 from statistics import median
 from typing import Any
 
+from common.cluster_access import ClusterAccess, connect
 from common.lifecycle import Stage
 from common.pb import serving_pb2 as pb
 from common.pb.serving_pb2_grpc import InferenceStub, PrefillStub
@@ -105,11 +106,11 @@ class Client:
 
 
 @asynccontextmanager
-async def connected(grpc_address: str, workers: list[pb.WorkerHello]) -> AsyncIterator[Client]:
+async def connected(grpc_address: str, workers: list[pb.WorkerHello], access: ClusterAccess) -> AsyncIterator[Client]:
     async with AsyncExitStack() as stack:
         inference = InferenceStub(await stack.enter_async_context(new_channel(grpc_address)))
         prefill = None
         for worker in workers:
             if worker.role == pb.ROLE_PREFILL:
-                prefill = PrefillStub(await stack.enter_async_context(new_channel(worker.address)))
+                prefill = PrefillStub(await stack.enter_async_context(connect(worker.address, access)))
         yield Client(inference, prefill, workers[0].vocab_size)

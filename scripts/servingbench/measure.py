@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -43,12 +44,12 @@ class Bench:
             num_passes = self.repeats if start == num_starts else 0
             plan = plan_for(configuration, self.config, available_cores())
             with TemporaryDirectory(prefix="pdserve-bench-") as folder:
-                life = await run_system(plan, Path(folder), self._one_life(configuration.name, plan, num_passes))
+                life = await run_system(plan, Path(folder), partial(self._one_life, configuration.name, num_passes))
             ready_s.append(life.ready_s)
             passes += life.passes
         return figures_of(configuration.name, ready_s, passes)
 
-    async def _one_life(self, name: str, plan: Plan, num_passes: int) -> _Life:
+    async def _one_life(self, name: str, num_passes: int, plan: Plan) -> _Life:
         start_s = time.monotonic()
         try:
             workers = await until_ready(plan, READY_TIMEOUT_S)
@@ -58,7 +59,7 @@ class Bench:
         self.say(f"{name}: ready in {life.ready_s:.1f} s")
         if num_passes == 0:
             return life
-        async with connected(plan.grpc_address, workers) as client:
+        async with connected(plan.grpc_address, workers, plan.config.security.cluster_access()) as client:
             await one_pass(client)  # every shape once: the first one is slower
             self.say(f"{name}: warmed up")
             for number in range(1, num_passes + 1):

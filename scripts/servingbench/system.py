@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,13 +56,13 @@ def plan_for(configuration: Configuration, config: ServeConfig, num_cores: int) 
     return with_free_ports(make_plan(pair.model_copy(update={"colocated": colocated}), Overrides(replicas), num_cores))
 
 
-async def run_system(plan: Plan, log_folder: Path, work: Coroutine[Any, Any, T]) -> T:
-    """Start every member, do `work`, stop every member, whatever happens.
+async def run_system(plan: Plan, log_folder: Path, work: Callable[[Plan], Coroutine[Any, Any, T]]) -> T:
+    """Start every member, do `work` with the plan that names their secret, stop every member, whatever happens.
 
     Raises: ConfigError or MemberGivenUp, with its last words, when a member dies; whatever `work` raises.
     """
     with with_secret(plan, log_folder) as plan:
-        return await _run_members(plan, log_folder, work)
+        return await _run_members(plan, log_folder, work(plan))
 
 
 async def _run_members(plan: Plan, log_folder: Path, work: Coroutine[Any, Any, T]) -> T:
@@ -87,7 +87,8 @@ async def _run_members(plan: Plan, log_folder: Path, work: Coroutine[Any, Any, T
 
 async def until_ready(plan: Plan, timeout_s: float) -> list[pb.WorkerHello]:
     """The workers, once they can serve. Raises: TimeoutError."""
-    async with asyncio.timeout(timeout_s), aclosing(follow_status(plan.control_address, POLL_S)) as statuses:
+    following = follow_status(plan.control_address, plan.config.security.cluster_access(), POLL_S)
+    async with asyncio.timeout(timeout_s), aclosing(following) as statuses:
         async for status in statuses:
             if status.is_ready:
                 return [worker.hello for worker in status.workers]

@@ -78,7 +78,7 @@ class HandoffBench:
         """Starts the system and stops it. Raises: ConfigError, MemberGivenUp, ServingError, BenchFailed."""
         plan = plan_for(Configuration(self.config.transfer.transport), self.config, available_cores())
         with TemporaryDirectory(prefix="pdserve-bench-") as folder:
-            return await run_system(plan, Path(folder), self._measure_on(plan))
+            return await run_system(plan, Path(folder), self._measure_on)
 
     async def _measure_on(self, plan: Plan) -> list[HandoffPass]:
         try:
@@ -86,7 +86,7 @@ class HandoffBench:
         except TimeoutError as error:
             raise BenchFailed(f"the system was not ready within {READY_TIMEOUT_S:.0f} s") from error
         passes = []
-        async with connected(plan.grpc_address, workers) as client:
+        async with connected(plan.grpc_address, workers, plan.config.security.cluster_access()) as client:
             for length in self.loads.lengths:  # every shape once: the first one is slower
                 await client.ask_each(client.prompts(1, length), PROMPT_OUTPUT_TOKENS)
             self.say("handoff: warmed up")

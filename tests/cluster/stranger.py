@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from cluster.registry_client import cluster_status
+from common.cluster_access import ClusterAccess
 from common.config import load_config
 from common.identity import Ticket, new_incarnation, new_transfer_id
 from common.kv_layout import KVLayout
@@ -17,8 +18,8 @@ from kv_transfer.transport import Destination, Offer
 from kv_transfer.wire import PROTOCOL_VERSION
 
 
-async def decode_worker_of(control_address: str) -> pb.WorkerHello:
-    status = await cluster_status(control_address, timeout_s=10)
+async def decode_worker_of(control_address: str, secret: bytes) -> pb.WorkerHello:
+    status = await cluster_status(control_address, ClusterAccess(secret), timeout_s=10)
     [decode] = [worker.hello for worker in status.workers if worker.hello.role == pb.ROLE_DECODE]
     return decode
 

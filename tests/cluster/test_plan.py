@@ -58,6 +58,14 @@ def test_port_zero_becomes_a_free_port_and_all_three_differ() -> None:
     assert 0 not in ports
 
 
+def test_the_metrics_get_a_port_of_their_own_once_strangers_may_call() -> None:
+    free = Overrides(ports={**FREE.ports, "metrics_port": 0})
+    private = with_free_ports(make_plan(ServeConfig(), free)).config.router
+    public = with_free_ports(make_plan(ServeConfig(router=RouterSection(host="0.0.0.0")), free)).config.router
+    assert private.metrics_port == 0
+    assert public.metrics_port not in (0, public.http_port, public.grpc_port, public.control_port)
+
+
 def test_a_port_in_use_is_named_with_the_option_to_change_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -107,9 +115,10 @@ def test_announced_urls_can_be_called(host: str, url: str) -> None:
     assert Plan(ServeConfig(router=RouterSection(host=host))).http_url == url
 
 
-def test_on_several_machines_a_loopback_router_moves_to_the_nodes_address() -> None:
-    assert Plan(ServeConfig()).on_network("10.0.0.5").control_address == "10.0.0.5:8002"
-    chosen = Plan(ServeConfig(router=RouterSection(host="10.1.0.1")))
+def test_on_several_machines_the_control_port_moves_to_the_nodes_address_and_the_apis_stay() -> None:
+    moved = Plan(ServeConfig()).on_network("10.0.0.5")
+    assert (moved.control_address, moved.http_url) == ("10.0.0.5:8002", "http://127.0.0.1:8000")
+    chosen = Plan(ServeConfig(router=RouterSection(control_host="10.1.0.1")))
     assert chosen.on_network("10.0.0.5").control_address == "10.1.0.1:8002"
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from common.config import load_config
 from common.errors import IncompatiblePeer
 from tests.cluster.pdserve_process import all_pids, command_line, pdserve
 from tests.cluster.stranger import connect, decode_worker_of
@@ -89,7 +90,9 @@ async def test_workers_run_on_the_nodes_of_their_role(
         assert response.status_code == 200, response.text
         assert ray_cluster.free_roles() == []
         secret = (tmp_path / "secret").read_bytes()
-        decode = await decode_worker_of(f"{httpx.URL(url).host}:{control_port}")
+        decode = await decode_worker_of(
+            load_config(tmp_path / "serve.yaml").router.control_host + f":{control_port}", secret
+        )
         await connect(decode, secret)
         with pytest.raises(IncompatiblePeer, match="does not know this cluster's secret"):
             await connect(decode, b"the secret of another run")

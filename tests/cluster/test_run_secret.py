@@ -12,8 +12,9 @@ import pytest
 
 from cluster.plan import Overrides, Plan, make_plan
 from cluster.run_secret import with_secret
-from common.config import SecuritySection, ServeConfig, load_config
+from common.config import ServeConfig, load_config
 from common.errors import ConfigError, IncompatiblePeer, PeerLost
+from common.security_config import SecuritySection
 from common.transfer_config import TransferConfig
 from tests.cluster.pdserve_process import command_line, environment, pdserve
 from tests.cluster.stranger import connect, control_address, decode_worker_of
@@ -124,7 +125,7 @@ async def test_a_worker_of_another_run_is_refused_and_both_sides_say_so(
     refusal = "the KV source does not know this cluster's secret"
     async with pdserve("up", "--config", str(tiny_config), logs=tmp_path) as up:
         await up.url()
-        decode = await decode_worker_of(control_address(tmp_path))
+        decode = await decode_worker_of(control_address(tmp_path), (tmp_path / "secret").read_bytes())
         with caplog.at_level(logging.WARNING), pytest.raises(IncompatiblePeer, match=refusal):
             await connect(decode, secret=b"the secret of another run")
         assert f"no KV link to {decode.address}: {refusal}" in caplog.text

@@ -11,8 +11,10 @@ import httpx
 import pytest
 from rich.console import Console
 
+from cluster.running import RunningDeployment, find_running
 from cluster.status import show_status
-from common.config import load_config
+from common.cluster_access import ClusterAccess
+from common.config import ServeConfig
 from common.errors import WorkerUnavailable
 from tests.cluster.pdserve_process import is_alive, pdserve, until
 
@@ -35,8 +37,7 @@ async def test_up_serves_until_ctrl_c_and_leaves_nothing(tiny_config: Path, tmp_
         url = await up.url()
         assert is_healthy(url)
         assert answer(url)
-        control_port = load_config(tmp_path / "serve.yaml").router.control_port
-        assert await show_status(f"127.0.0.1:{control_port}", console) == 0
+        assert await show_status(find_running(ServeConfig(), None, tmp_path), console) == 0
         members = up.children()
         assert len(members) == 3
         assert await up.stop(signal.SIGINT) == 0
@@ -107,7 +108,7 @@ async def test_the_demo_streams_an_answer_and_draws_its_timeline(tiny_config: Pa
 
 async def test_status_says_when_no_router_answers() -> None:
     with pytest.raises(WorkerUnavailable, match=r"no router answers at 127\.0\.0\.1:9"):
-        await show_status("127.0.0.1:9", Console(quiet=True), timeout_s=2)
+        await show_status(RunningDeployment("127.0.0.1:9", ClusterAccess()), Console(quiet=True), timeout_s=2)
 
 
 def answers(url: str) -> bool:

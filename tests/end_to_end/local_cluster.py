@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 from openai import AsyncOpenAI
 
+from common.cluster_access import ClusterAccess, connect
 from common.config import Role, ServeConfig
 from common.pb import serving_pb2 as pb
 from common.pb import serving_pb2_grpc as pb_grpc
@@ -35,11 +36,11 @@ class LocalCluster:
     openai: AsyncOpenAI
 
     async def decode_status(self, index: int = 0) -> pb.WorkerStatus:
-        async with new_channel(self.decode[index].address) as channel:
+        async with connect(self.decode[index].address, self._access) as channel:
             return await pb_grpc.DecodeStub(channel).GetStatus(pb.WorkerStatusRequest(), timeout=10)
 
     async def prefill_status(self, index: int = 0) -> pb.WorkerStatus:
-        async with new_channel(self.prefill[index].address) as channel:
+        async with connect(self.prefill[index].address, self._access) as channel:
             return await pb_grpc.PrefillStub(channel).GetStatus(pb.WorkerStatusRequest(), timeout=10)
 
     async def statuses(self) -> list[pb.WorkerStatus]:
@@ -47,7 +48,7 @@ class LocalCluster:
         return prefill + [await self.decode_status(index) for index in range(len(self.decode))]
 
     async def cluster_status(self) -> pb.ClusterStatus:
-        async with new_channel(self.router.control_address) as channel:
+        async with connect(self.router.control_address, self._access) as channel:
             return await pb_grpc.RegistryStub(channel).GetClusterStatus(pb.ClusterStatusRequest(), timeout=10)
 
     async def wait_all_free(self, timeout_s: float = 1.0) -> None:
@@ -71,6 +72,10 @@ class LocalCluster:
             async for delta in pb_grpc.InferenceStub(channel).Generate(request, timeout=120):
                 whole.MergeFrom(delta)
         return whole
+
+    @property
+    def _access(self) -> ClusterAccess:
+        return self.config.security.cluster_access()
 
     async def _are_all_free(self) -> bool:
         loads = [status.load for status in await self.statuses()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from cryptography.x509.oid import NameOID
 from common.transfer_config import TlsFiles
 
 VALID_FOR = timedelta(days=1)
+LOOPBACK = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+NAMES = [x509.DNSName("pdserve"), x509.DNSName("localhost"), LOOPBACK]
 
 
 class Authority:
@@ -23,10 +26,11 @@ class Authority:
         self._file = folder / f"{name}.pem"
         self._file.write_bytes(_pem(self._signed(self._name, self._key.public_key(), is_authority=True)))
 
-    def certify(self, worker: str) -> TlsFiles:
+    def certify(self, worker: str, until: datetime | None = None) -> TlsFiles:
+        """For any component on this machine. until: tomorrow, unless given."""
         key = ec.generate_private_key(ec.SECP256R1())
         files = TlsFiles(self._folder / f"{worker}.crt", self._folder / f"{worker}.key", self._file)
-        files.cert.write_bytes(_pem(self._signed(_name(worker), key.public_key(), is_authority=False)))
+        files.cert.write_bytes(_pem(self._signed(_name(worker), key.public_key(), is_authority=False, until=until)))
         files.key.write_bytes(
             key.private_bytes(
                 serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -34,7 +38,15 @@ class Authority:
         )
         return files
 
-    def _signed(self, subject: x509.Name, key: ec.EllipticCurvePublicKey, is_authority: bool) -> x509.Certificate:
+    def lock(self, key: Path) -> None:
+        """With a password."""
+        loaded = serialization.load_pem_private_key(key.read_bytes(), password=None)
+        locked = serialization.BestAvailableEncryption(b"password")
+        key.write_bytes(loaded.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, locked))
+
+    def _signed(
+        self, subject: x509.Name, key: ec.EllipticCurvePublicKey, is_authority: bool, until: datetime | None = None
+    ) -> x509.Certificate:
         now = datetime.now(UTC)
         return (
             x509.CertificateBuilder()
@@ -42,8 +54,9 @@ class Authority:
             .issuer_name(self._name)
             .public_key(key)
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - VALID_FOR)
-            .not_valid_after(now + VALID_FOR)
+            .not_valid_before(now - 30 * VALID_FOR)
+            .not_valid_after(until or now + VALID_FOR)
+            .add_extension(x509.SubjectAlternativeName(NAMES), critical=False)
             .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
             .sign(self._key, hashes.SHA256())
         )

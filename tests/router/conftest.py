@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -135,15 +136,15 @@ def soon() -> Callable[[Awaitable[object]], Awaitable[object]]:
 
 
 @asynccontextmanager
-async def running(app: FastAPI) -> AsyncIterator[str]:
+async def running(app: FastAPI, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()  # clients that come before the server has started wait in its backlog
         host, port = listener.getsockname()
-        server = HttpServer(app)
+        server = HttpServer(app, tls)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:
-            yield f"http://{host}:{port}"
+            yield f"{'https' if tls else 'http'}://{host}:{port}"
         finally:
             server.should_exit = True
             await asyncio.wait_for(serving, PATIENCE_S)

@@ -10,6 +10,7 @@ import re
 import signal
 import sys
 from collections.abc import AsyncIterator
+from functools import partial
 from io import StringIO
 from pathlib import Path
 
@@ -17,7 +18,9 @@ import pytest
 from rich.console import Console
 
 from bench_serving import main
+from cluster.plan import Plan
 from cluster.supervisor import MemberGivenUp
+from common.cluster_access import NO_SECRET
 from common.config import ServeConfig, load_config
 from common.errors import ConfigError
 from common.pb import serving_pb2 as pb
@@ -178,7 +181,7 @@ async def test_a_member_that_cannot_start_ends_the_run_with_its_own_words(tmp_pa
     config = ServeConfig.model_validate({"model": {"source": str(tmp_path / "absent.gguf")}})
     plan = plan_for(COLOCATED, config, num_cores=1)
     with pytest.raises(ConfigError, match=r"no such file or folder: .*absent\.gguf"):
-        await run_system(plan, tmp_path, until_ready(plan, timeout_s=60))
+        await run_system(plan, tmp_path, partial(until_ready, timeout_s=60))
     assert processes_that_name(tmp_path) == {}
 
 
@@ -187,7 +190,9 @@ async def test_a_member_that_cannot_start_ends_the_run_with_its_own_words(tmp_pa
 
 async def test_a_request_that_was_tried_again_is_not_measured(grpc_server) -> None:
     grpc_server.answer = scripted(pb.Timings(attempts=2, decode_worker="colocated-0"))
-    async with connected(grpc_server.address, [pb.WorkerHello(role=pb.ROLE_COLOCATED, vocab_size=50)]) as client:
+    async with connected(
+        grpc_server.address, [pb.WorkerHello(role=pb.ROLE_COLOCATED, vocab_size=50)], NO_SECRET
+    ) as client:
         with pytest.raises(BenchFailed, match="2 attempts"):
             await client.ask([1, 2, 3], num_tokens=4)
 
@@ -196,7 +201,7 @@ async def test_a_pair_that_did_not_hand_over_is_not_measured(grpc_server) -> Non
     grpc_server.answer = scripted(pb.Timings(attempts=1, decode_worker="decode-0"))
     roles = (pb.ROLE_PREFILL, pb.ROLE_DECODE)
     pair = [pb.WorkerHello(role=role, vocab_size=50, address="127.0.0.1:9") for role in roles]
-    async with connected(grpc_server.address, pair) as client:
+    async with connected(grpc_server.address, pair, NO_SECRET) as client:
         with pytest.raises(BenchFailed, match="the prompt was computed by decode-0"):
             await client.ask([1, 2, 3], num_tokens=4)
 
@@ -204,7 +209,9 @@ async def test_a_pair_that_did_not_hand_over_is_not_measured(grpc_server) -> Non
 async def test_no_two_prompts_share_a_beginning(grpc_server) -> None:
     """Else the second one would be shorter than it looks to a worker that caches prefixes."""
     grpc_server.answer = scripted(pb.Timings(attempts=1))
-    async with connected(grpc_server.address, [pb.WorkerHello(role=pb.ROLE_COLOCATED, vocab_size=5000)]) as client:
+    async with connected(
+        grpc_server.address, [pb.WorkerHello(role=pb.ROLE_COLOCATED, vocab_size=5000)], NO_SECRET
+    ) as client:
         prompts = client.prompts(16, 64) + client.prompts(1, 128) + client.prompts(1, 512) + client.prompts(16, 64)
         answer = await client.ask(prompts[0], num_tokens=4)
     assert len({tuple(prompt[:4]) for prompt in prompts}) == len(prompts) == 34
@@ -283,14 +290,14 @@ def list_ours(scratch: Path) -> list[str]:
 async def test_a_member_that_dies_ends_the_run_and_is_not_started_again(config_path: Path, scratch: Path) -> None:
     plan = plan_for(PAIR, load_config(config_path), num_cores=1)
 
-    async def kill_decode_and_wait() -> None:
+    async def kill_decode_and_wait(plan: Plan) -> None:
         await until_ready(plan, timeout_s=60)
         [pid] = [pid for pid, line in processes_that_name(scratch).items() if "--name decode-0" in line]
         os.kill(pid, signal.SIGKILL)
         await asyncio.Event().wait()
 
     with pytest.raises(MemberGivenUp, match=r"decode-0 died 1 times in a row \(killed by SIGKILL\)"):
-        await run_system(plan, scratch, kill_decode_and_wait())
+        await run_system(plan, scratch, kill_decode_and_wait)
     assert processes_that_name(scratch) == {}
 
 
