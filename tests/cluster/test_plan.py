@@ -85,9 +85,10 @@ def test_several_routers_share_two_ports_and_each_has_a_control_port_of_its_own(
     plan = with_free_ports(make_plan(ServeConfig(), Overrides(ports=FREE.ports, router_processes=3)))
     routers = [spec for spec in plan.specs if spec.role is None]
     assert [spec.name for spec in routers] == ["router-0", "router-1", "router-2"]
-    assert len({spec.control_port for spec in routers}) == 3
-    assert plan.control_addresses == [f"127.0.0.1:{spec.control_port}" for spec in routers]
-    assert plan.config.router.control_port == routers[0].control_port
+    ports = [spec.admin_ports.control for spec in routers if spec.admin_ports is not None]
+    assert len(set(ports)) == 3
+    assert plan.control_addresses == [f"127.0.0.1:{port}" for port in ports]
+    assert plan.config.router.control_port == ports[0]
 
 
 def test_control_ports_count_up_from_the_one_that_is_given() -> None:

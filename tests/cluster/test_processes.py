@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.host import HostError, MemberSpec
+from cluster.host import AdminPorts, HostError, MemberSpec
 from cluster.processes import ProcessHost, last_words, python_command
 from common.config import Role
 
@@ -136,7 +136,7 @@ def test_children_die_when_their_supervisor_is_killed(tmp_path: Path) -> None:
     parent_script = f"""
         import asyncio, sys
         from pathlib import Path
-        from cluster.host import MemberSpec
+        from cluster.host import AdminPorts, MemberSpec
         from cluster.processes import ProcessHost
 
         async def main():
@@ -168,7 +168,10 @@ def test_children_die_when_their_supervisor_is_killed(tmp_path: Path) -> None:
     ("spec", "tail"),
     [
         (MemberSpec("router", None), ["-m", "router", "--config", "c.yaml"]),
-        (MemberSpec("router-1", None, 9003), ["-m", "router", "--config", "c.yaml", "--control-port", "9003"]),
+        (
+            MemberSpec("router-1", None, AdminPorts(9003, 9103)),
+            ["-m", "router", "--config", "c.yaml", "--control-port", "9003", "--metrics-port", "9103"],
+        ),
         (
             MemberSpec("prefill-1", Role.PREFILL),
             ["-m", "prefill_worker", "--config", "c.yaml", "--name", "prefill-1", "--router", "h:1"],
