@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -87,7 +87,7 @@ class ProcessMember:
 
 
 def python_command(
-    spec: MemberSpec, config_path: Path, routers: Sequence[str], python: str = sys.executable
+    spec: MemberSpec, config_path: Path, routers: list[str], python: str = sys.executable
 ) -> list[str]:
     """What a person would type to run this member bare. routers: their control addresses."""
     if spec.role is None:
