@@ -96,8 +96,9 @@ class Timeline:
 
     def enter_stage(self, stage: Stage) -> None:
         """Split the current state: the prefill queue from prefill, the wait for the first decode step from decode."""
-        self._close_stage()
-        self._stage = stage
+        if stage is not self._stage:
+            self._close_stage()
+            self._stage = stage
 
     def count_token(self) -> None:
         self.num_output_tokens += 1

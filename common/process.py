@@ -38,14 +38,18 @@ class Service(Protocol):
         """End every request and release everything. Safe to call once."""
 
 
-def run_process(name: str, start: Callable[[], Awaitable[Service]]) -> int:
+def run_process(
+    name: str, start: Callable[[], Awaitable[Service]], new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None
+) -> int:
     """Run a service until it is told to go: SIGTERM drains it first, SIGINT or a second SIGTERM stops it at once.
 
     Exit status: 0 stopped or drained, 1 crashed, 2 (EXIT_CONFIG) misconfigured.
+    new_loop: the event loop to run in; asyncio's own by default.
     """
     setup_logging(name)
     try:
-        return asyncio.run(_serve(start))
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            return runner.run(_serve(start))
     except ConfigError as error:
         print(f"{name}: {error}", file=sys.stderr)
         return EXIT_CONFIG

@@ -6,6 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
+import uvloop
+
 from common.config import RouterSection, ServeConfig, load_config
 from common.process import run_process
 from router.server import RouterServer
@@ -25,7 +27,8 @@ def main() -> int:
         router = RouterSection.model_validate(base.router.model_dump() | changed)
         return base.model_copy(update={"router": router})
 
-    return run_process("router", lambda: RouterServer.start(config()))
+    # most of what the router does is to wake up, read a little and write a little
+    return run_process("router", lambda: RouterServer.start(config()), new_loop=uvloop.new_event_loop)
 
 
 if __name__ == "__main__":

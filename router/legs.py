@@ -4,12 +4,10 @@ frees the worker's side of it."""
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
-
-import grpc
 
 from common.errors import ServingError, WorkerLost
 from common.pb import kv_transfer_pb2 as kv_pb
@@ -39,14 +37,14 @@ class Attempt:
 class DecodeLeg:
     """An open Generate call on a decode worker: the reservation, then the stream of tokens."""
 
-    def __init__(self, worker: Worker, call: grpc.aio.UnaryStreamCall[pb.DecodeRequest, pb.DecodeEvent]) -> None:
+    def __init__(self, worker: Worker, events: AsyncIterator[pb.DecodeEvent]) -> None:
         self._worker = worker
-        self._events = aiter(call)
+        self._events = events
         self._has_decoded = False
 
     async def next(self) -> pb.DecodeEvent:
         """Raises: WorkerLost also when the stream ends; whoever reads knows when it may."""
-        event = await _next_event(self._worker, self._events)
+        event = await anext(self._events)
         if not self._has_decoded and event.HasField("token"):
             self._has_decoded = True
             self._worker.breaker.succeeded()
@@ -73,7 +71,8 @@ async def decode_leg(worker: Worker, attempt: Attempt, *, compute_prompt: bool) 
         timeout=attempt.timeout_s,
     )
     try:
-        yield DecodeLeg(worker, call)
+        async with aclosing(_events_of(worker, call)) as events:
+            yield DecodeLeg(worker, events)
     finally:
         call.cancel()
 
@@ -81,15 +80,14 @@ async def decode_leg(worker: Worker, attempt: Attempt, *, compute_prompt: bool) 
 class CheckLeg:
     """An open CheckPair call on a decode worker: the reservation, then the verdict."""
 
-    def __init__(self, worker: Worker, call: grpc.aio.UnaryStreamCall[pb.PairCheckRequest, pb.PairCheckEvent]) -> None:
-        self._worker = worker
-        self._events = aiter(call)
+    def __init__(self, events: AsyncIterator[pb.PairCheckEvent]) -> None:
+        self._events = events
 
     async def reserved(self) -> pb.Reserved:
-        return (await _next_event(self._worker, self._events)).reserved
+        return (await anext(self._events)).reserved
 
     async def verdict(self) -> pb.PairVerdict:
-        return (await _next_event(self._worker, self._events)).verdict
+        return (await anext(self._events)).verdict
 
 
 @asynccontextmanager
@@ -100,7 +98,8 @@ async def check_leg(worker: Worker, attempt: Attempt, source_dtype: str) -> Asyn
     )
     call = worker.decode.CheckPair(request, timeout=attempt.timeout_s)
     try:
-        yield CheckLeg(worker, call)
+        async with aclosing(_events_of(worker, call)) as events:
+            yield CheckLeg(events)
     finally:
         call.cancel()
 
@@ -138,8 +137,9 @@ async def prefill_events(
         call.cancel()
 
 
-async def _next_event(worker: Worker, events: AsyncIterator[E]) -> E:
+async def _events_of(worker: Worker, call: AsyncIterable[E]) -> AsyncGenerator[E, None]:
+    """Never ends by itself: whoever reads knows when it may."""
     with worker.called():
-        async for event in events:
-            return event
+        async for event in call:
+            yield event
         raise WorkerLost(f"{worker.worker_id} ended its stream too early")

@@ -52,7 +52,9 @@ def take_ports(
 
 
 def _listen(host: str, port: int, key: str, *, shares_port: bool = False) -> socket.socket:
-    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio sets TCP_NODELAY only on sockets that say they are TCP; without it a token may wait 40 ms for an ACK
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if shares_port:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

@@ -78,6 +78,8 @@ class Validator:
 
     def _require_vocabulary(self, param: str, token_ids: Sequence[int]) -> None:
         size = self.model.workers.vocab_size() or self.tokenizer.vocab_size
+        if not token_ids or (min(token_ids) >= 0 and max(token_ids) < size):
+            return
         for index, token_id in enumerate(token_ids):
             if not 0 <= token_id < size:
                 message = f"token id {token_id} at index {index} of {param} is outside the vocabulary of {size} tokens"
