@@ -13,7 +13,8 @@ from common.pb import serving_pb2 as pb
 from common.pb import serving_pb2_grpc
 from common.rpc import new_channel, typed_errors
 
-_NOT_YET = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+# CANCELLED: it stopped while it was asked
+_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 
 async def cluster_status(control_address: str, timeout_s: float) -> pb.ClusterStatus:
@@ -36,6 +37,6 @@ async def follow_status(control_address: str, every_s: float = 0.2) -> AsyncGene
             try:
                 yield await registry.GetClusterStatus(pb.ClusterStatusRequest(), timeout=2.0)
             except grpc.aio.AioRpcError as error:
-                if error.code() not in _NOT_YET:
+                if error.code() not in _AWAY:
                     raise
             await asyncio.sleep(every_s)
