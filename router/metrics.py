@@ -33,6 +33,9 @@ class RouterMetrics:
         self.retries = Counter(
             "request_retries_total", "Attempts begun again, by cause", ["error"], registry=self.registry
         )
+        self.migrations = Counter(
+            "request_migrations_total", "Retries in the middle of an answer", registry=self.registry
+        )
         self.colocated = Counter(
             "colocated_requests_total",
             "Prompts computed by their decode worker, by reason",
