@@ -15,7 +15,8 @@ from common.pb import serving_pb2_grpc
 from common.rpc import typed_errors
 
 CALL_TIMEOUT_S = 5.0
-_NOT_YET = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+# CANCELLED: it stopped while it was asked
+_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 
 async def cluster_status(control_address: str, access: ClusterAccess, timeout_s: float) -> pb.ClusterStatus:
@@ -52,6 +53,6 @@ async def follow_status(
             try:
                 yield await registry.GetClusterStatus(pb.ClusterStatusRequest(), timeout=2.0)
             except grpc.aio.AioRpcError as error:
-                if error.code() not in _NOT_YET:
+                if error.code() not in _AWAY:
                     raise
             await asyncio.sleep(every_s)

@@ -33,6 +33,9 @@ class RouterMetrics:
         self.retries = Counter(
             "request_retries_total", "Attempts begun again, by cause", ["error"], registry=self.registry
         )
+        self.migrations = Counter(
+            "request_migrations_total", "Retries in the middle of an answer", registry=self.registry
+        )
         self.refused_retries = Counter(
             "request_retries_refused_total",
             "Failures that were not tried again because there were too many retries, by cause",
