@@ -39,7 +39,10 @@ from router.waiting_line import QueueBounds
 logger = logging.getLogger(__name__)
 
 STOP_GRACE_S = 1.0
+LAST_WORDS_S = 10.0  # what outlasts a drain is ended by `stop`, with a typed error, and not by its server
 HTTP_START_S = 10.0
+SHARED_START_S = 5.0  # then it listens without workers too, and says why it does not serve
+SHARED_POLL_S = 0.02
 
 
 class RouterServer:
@@ -89,13 +92,17 @@ class RouterServer:
         shares_ports = config.router.processes > 1
         servers = {"public": new_public_server(gate, shares_port=shares_ports), "control": new_server()}
         try:
-            addresses = _bind(config.router, servers["public"], servers["control"])
+            control = bind_port(servers["control"], config.router.host, config.router.control_port)
+            addresses = None if shares_ports else _bind_public(config.router, servers["public"], control)
             pb_grpc.add_InferenceServicer_to_server(InferenceServicer(frontend), servers["public"])
             pb_grpc.add_RegistryServicer_to_server(RegistryService(registry, status), servers["control"])
             await add_standard_services(servers["public"], ["pdserve.v1.Inference"])
             await add_standard_services(servers["control"], ["pdserve.v1.Registry"])
-            for server in servers.values():
-                await server.start()
+            await servers["control"].start()
+            if addresses is None:
+                await _until_ready(registry)
+                addresses = _bind_public(config.router, servers["public"], control)
+            await servers["public"].start()
         except BaseException:
             await asyncio.gather(*(server.stop(None) for server in servers.values()))
             raise
@@ -123,9 +130,10 @@ class RouterServer:
         """The control port stays: without members a request that runs could not be tried again."""
         logger.info("draining: what runs may end within %g s", self._drain_timeout_s)
         self._pipeline.begin_drain()
-        self._http.begin_shutdown(self._drain_timeout_s)
-        public = asyncio.ensure_future(self._grpc_servers["public"].stop(self._drain_timeout_s))
-        await asyncio.wait({self._http_task, public}, timeout=self._drain_timeout_s + STOP_GRACE_S)
+        grace_s = self._drain_timeout_s + LAST_WORDS_S
+        self._http.begin_shutdown(grace_s)
+        public = asyncio.ensure_future(self._grpc_servers["public"].stop(grace_s))
+        await asyncio.wait({self._http_task, public}, timeout=self._drain_timeout_s)
 
     async def wait_crashed(self) -> BaseException:
         await asyncio.wait({self._http_task})
@@ -176,8 +184,15 @@ class ClusterStatusSource:
         )
 
 
-def _bind(section: RouterSection, public: grpc.aio.Server, control: grpc.aio.Server) -> RouterAddresses:
-    """Take every port before serving on any. Raises: ConfigError naming the port that is taken."""
+async def _until_ready(registry: Registry) -> None:
+    """One of several routers is dealt connections as soon as it listens: others serve them until it has workers."""
+    give_up_s = time.monotonic() + SHARED_START_S
+    while registry.not_ready_reason() is not None and time.monotonic() < give_up_s:  # noqa: ASYNC110, once per process
+        await asyncio.sleep(SHARED_POLL_S)
+
+
+def _bind_public(section: RouterSection, public: grpc.aio.Server, control: str) -> RouterAddresses:
+    """Take both ports before serving on any. Raises: ConfigError naming the port that is taken."""
     family = socket.AF_INET6 if ":" in section.host else socket.AF_INET
     http_socket = socket.socket(family, socket.SOCK_STREAM)
     http_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -195,5 +210,5 @@ def _bind(section: RouterSection, public: grpc.aio.Server, control: grpc.aio.Ser
         http_socket,
         f"http://{host}:{port}",
         bind_port(public, section.host, section.grpc_port),
-        bind_port(control, section.host, section.control_port),
+        control,
     )
