@@ -27,14 +27,14 @@ class DecodeService(pb_grpc.DecodeServicer):
     async def Generate(
         self, request: pb.DecodeRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.DecodeEvent]:
-        async with answering(context), self._drain.work(), aclosing(self._worker.generate(request)) as events:
+        async with answering(context), aclosing(self._drain.work(self._worker.generate(request))) as events:
             async for event in events:
                 yield event
 
     async def CheckPair(
         self, request: pb.PairCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.PairCheckEvent]:
-        async with answering(context), self._drain.work(), aclosing(self._pair_check.run(request)) as events:
+        async with answering(context), aclosing(self._drain.work(self._pair_check.run(request))) as events:
             async for event in events:
                 yield event
 

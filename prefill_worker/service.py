@@ -25,7 +25,7 @@ class PrefillService(pb_grpc.PrefillServicer):
     async def Run(
         self, request: pb.PrefillRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.PrefillEvent]:
-        async with answering(context), self._drain.work(), aclosing(self._worker.run(request)) as events:
+        async with answering(context), aclosing(self._drain.work(self._worker.run(request))) as events:
             async for event in events:
                 yield event
 

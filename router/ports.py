@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from common.cluster_access import ClusterAccess, bind_cluster_port
+from common.cluster_access import ClusterAccess
 from common.config import RouterSection
 from common.errors import ConfigError
 from common.rpc import bind_port
@@ -32,10 +32,11 @@ class RouterPorts:
     control: str
 
 
-def take_ports(
-    section: RouterSection, security: Security, public: grpc.aio.Server, control: grpc.aio.Server
-) -> RouterPorts:
-    """All before serving on any. Raises: ConfigError naming the port that is taken."""
+def take_ports(section: RouterSection, security: Security, public: grpc.aio.Server, control: str) -> RouterPorts:
+    """control: the address that is bound already. All before serving on any.
+
+    Raises: ConfigError naming the port that is taken.
+    """
     http = _listen(section.host, section.http_port, "http_port", shares_port=section.processes > 1)
     certificate = security.certificate
     http_url = _url("http" if certificate is None else "https", http)
@@ -47,7 +48,7 @@ def take_ports(
         http_url,
         f"{http_url if metrics is None else _url('http', metrics)}/metrics",
         bind_port(public, section.host, section.grpc_port, credentials),
-        bind_cluster_port(control, section.control_host, section.control_port, security.access),
+        control,
     )
 
 

@@ -10,7 +10,7 @@ import time
 import grpc
 from prometheus_client import CollectorRegistry
 
-from common.cluster_access import new_cluster_server
+from common.cluster_access import bind_cluster_port, new_cluster_server
 from common.config import RouterSection, ServeConfig
 from common.model_source import resolve_model
 from common.pb import serving_pb2 as pb
@@ -39,11 +39,14 @@ from router.waiting_line import QueueBounds
 logger = logging.getLogger(__name__)
 
 STOP_GRACE_S = 1.0
+LAST_WORDS_S = 10.0  # what outlasts a drain is ended by `stop`, with a typed error, and not by its server
 HTTP_START_S = 10.0
 DEFAULT_TTFT_GOAL_S = 3.0  # where none is configured, nothing is refused for it, but who computes a prompt hangs on it
 # By router.disaggregation: when decode workers begin to compute prompts. In a cluster that starts, prefill workers come
 # within seconds.
 LONE_DECODE_S = {"auto": 5.0, "always": None, "never": 0.0}
+SHARED_START_S = 5.0  # then it listens without workers too, and says why it does not serve
+SHARED_POLL_S = 0.02
 
 
 class RouterServer:
@@ -110,15 +113,21 @@ class RouterServer:
             "control": new_cluster_server(security.access),
         }
         try:
-            ports = take_ports(config.router, security, servers["public"], servers["control"])
+            control = bind_cluster_port(
+                servers["control"], config.router.control_host, config.router.control_port, security.access
+            )
+            ports = None if shares_ports else take_ports(config.router, security, servers["public"], control)
             pb_grpc.add_InferenceServicer_to_server(InferenceServicer(frontend), servers["public"])
             pb_grpc.add_RegistryServicer_to_server(
                 RegistryService(registry, status, security.access), servers["control"]
             )
             await add_standard_services(servers["public"], ["pdserve.v1.Inference"])
             await add_standard_services(servers["control"], ["pdserve.v1.Registry"])
-            for server in servers.values():
-                await server.start()
+            await servers["control"].start()
+            if ports is None:
+                await _until_ready(registry)
+                ports = take_ports(config.router, security, servers["public"], control)
+            await servers["public"].start()
         except BaseException:
             await asyncio.gather(*(server.stop(None) for server in servers.values()))
             raise
@@ -145,9 +154,10 @@ class RouterServer:
         """The control port stays: without members a request that runs could not be tried again."""
         logger.info("draining: what runs may end within %g s", self._drain_timeout_s)
         self._pipeline.begin_drain()
-        self._http_servers[0].begin_shutdown(self._drain_timeout_s)
-        public = asyncio.ensure_future(self._grpc_servers["public"].stop(self._drain_timeout_s))
-        await asyncio.wait({self._http_tasks[0], public}, timeout=self._drain_timeout_s + STOP_GRACE_S)
+        grace_s = self._drain_timeout_s + LAST_WORDS_S
+        self._http_servers[0].begin_shutdown(grace_s)
+        public = asyncio.ensure_future(self._grpc_servers["public"].stop(grace_s))
+        await asyncio.wait({self._http_tasks[0], public}, timeout=self._drain_timeout_s)
 
     async def wait_crashed(self) -> BaseException:
         ended, _ = await asyncio.wait(self._http_tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -190,6 +200,13 @@ class ClusterStatusSource:
             num_active=self._admission.num_placed,
             uptime_s=time.monotonic() - self._start_s,
         )
+
+
+async def _until_ready(registry: Registry) -> None:
+    """One of several routers is dealt connections as soon as it listens: others serve them until it has workers."""
+    give_up_s = time.monotonic() + SHARED_START_S
+    while registry.not_ready_reason() is not None and time.monotonic() < give_up_s:  # noqa: ASYNC110, once per process
+        await asyncio.sleep(SHARED_POLL_S)
 
 
 def _http_servers(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import os
 import re
 import signal
@@ -11,12 +13,13 @@ import httpx
 import pytest
 from rich.console import Console
 
+from cluster.drain import DrainWish, drain
 from cluster.running import RunningDeployment, find_running
 from cluster.status import show_status
 from common.cluster_access import ClusterAccess
 from common.config import ServeConfig
-from common.errors import WorkerUnavailable
-from tests.cluster.pdserve_process import is_alive, pdserve, until
+from common.errors import InvalidRequest, WorkerUnavailable
+from tests.cluster.pdserve_process import command_line, is_alive, pdserve, until
 
 
 def is_healthy(url: str) -> bool:
@@ -117,3 +120,37 @@ def answers(url: str) -> bool:
     except httpx.TransportError:
         return False
     return True
+
+
+async def test_router_processes_share_the_ports_and_one_may_die(tiny_config: Path, tmp_path: Path) -> None:
+    async with pdserve("up", "--config", str(tiny_config), "--router-processes", "2", logs=tmp_path) as up:
+        url = await up.url()
+        routers = [pid for pid in up.children() if "--control-port" in command_line(pid)]
+        assert len(routers) == 2
+        assert {answer(url) for _ in range(8)} == {answer(url)}
+        os.kill(routers[0], signal.SIGKILL)
+        await up.line(r"router-\d died \(killed by SIGKILL\)")
+        await until(lambda: answers(url))
+        assert answer(url)
+        assert await up.stop() == 0
+        assert await up.errors() == ""
+
+
+async def test_a_drained_worker_leaves_and_stays_away(tiny_config: Path, tmp_path: Path) -> None:
+    async with pdserve("up", "--config", str(tiny_config), "--decode", "2", logs=tmp_path) as up:
+        url = await up.url()
+        before = answer(url)
+        leaving = up.child("decode-0")
+        found = find_running(ServeConfig(), None, tmp_path)
+        output = io.StringIO()
+        wish = DrainWish("decode-0", timeout_s=20)
+        assert await asyncio.wait_for(drain(found, wish, Console(file=output)), 30) == 0
+        assert output.getvalue().splitlines()[-1] == "decode-0 has left"
+        await up.line("decode-0 has left")
+        await until(lambda: not is_alive(leaving))
+        assert answer(url) == before
+        with pytest.raises(InvalidRequest, match="no worker here is called decode-0"):
+            await drain(found, wish, Console(quiet=True))
+        assert len(up.children()) == 3
+        assert await up.stop() == 0
+        assert await up.errors() == ""

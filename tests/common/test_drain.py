@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 import pytest
 
@@ -10,10 +12,15 @@ from common.drain import Drain
 from common.errors import WorkerDraining
 
 
+async def events(until: asyncio.Event) -> AsyncGenerator[str, None]:
+    yield "begun"
+    await until.wait()
+    yield "done"
+
+
 async def worked(drain: Drain, until: asyncio.Event) -> str:
-    async with drain.work():
-        await until.wait()
-    return "done"
+    async with aclosing(drain.work(events(until))) as seen:
+        return [event async for event in seen][-1]
 
 
 async def begun(*tasks: asyncio.Task[str]) -> None:
@@ -75,9 +82,33 @@ async def test_an_idle_worker_leaves_at_once_and_a_call_that_is_cancelled_counts
 
 
 async def test_a_timeout_of_the_work_itself_keeps_its_type() -> None:
-    async def slow() -> None:
-        async with Drain("decode-0", timeout_s=60).work():
-            raise TimeoutError
+    async def slow() -> AsyncGenerator[str, None]:
+        yield "begun"
+        raise TimeoutError
 
     with pytest.raises(TimeoutError):
-        await slow()
+        [event async for event in Drain("decode-0", timeout_s=60).work(slow())]
+
+
+async def test_a_call_that_is_sending_when_the_bound_passes_is_ended_at_its_next_event_and_not_cancelled() -> None:
+    drain = Drain("decode-0", timeout_s=60)
+    async with aclosing(drain.work(events(asyncio.Event()))) as seen:
+        assert await anext(seen) == "begun"
+        drain.begin(timeout_s=0.0)
+        await asyncio.sleep(0.01)  # sending
+        with pytest.raises(WorkerDraining):
+            await anext(seen)
+    await asyncio.wait_for(drain.ended(), 5)
+
+
+async def test_a_call_that_always_has_an_event_ready_ends_at_the_bound_too() -> None:
+    async def endless() -> AsyncGenerator[int, None]:
+        while True:
+            yield 1
+
+    drain = Drain("decode-0", timeout_s=60)
+    async with aclosing(drain.work(endless())) as seen:
+        await anext(seen)
+        drain.begin(timeout_s=0.0)
+        with pytest.raises(WorkerDraining):
+            await anext(seen)
