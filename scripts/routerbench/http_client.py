@@ -38,8 +38,8 @@ class HttpClient:
         head = self._head(question, answer.request_id)
         answer.start_s = time.monotonic()
         body = await connection.exchange(head, answer)
-        self._idle.append(connection)
         answer.num_tokens = _usage(body)["completion_tokens"]
+        self._idle.append(connection)  # not after an error, whose body may still be on its way
         del answer.event_s[-NUM_CLOSING_EVENTS:]
         answer.require_tokens(question.num_tokens)
         return answer
@@ -106,6 +106,8 @@ class _Connection(asyncio.Protocol):
             raise
 
     def data_received(self, data: bytes) -> None:
+        if self._whole.done():
+            return
         now = time.monotonic()
         self._received.append(data)
         # an empty line, or the end of the body, may lie across two reads
