@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from cluster.registry_client import follow_status
+from common.cluster_access import NO_SECRET
 from common.pb import serving_pb2 as pb
 from common.pb.serving_pb2_grpc import RegistryServicer, add_RegistryServicer_to_server
 from common.rpc import bind_port, new_server
@@ -41,12 +42,12 @@ async def registry() -> AsyncIterator[Registry]:
 async def test_a_router_that_stops_while_it_is_asked_is_only_away(registry: Registry) -> None:
     """Its process cancels the calls that it has not answered; `pdserve up` must outlive that."""
     registry.statuses = [grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE]
-    async with aclosing(follow_status(registry.address, every_s=0.01)) as statuses:
+    async with aclosing(follow_status(registry.address, NO_SECRET, every_s=0.01)) as statuses:
         assert (await asyncio.wait_for(anext(statuses), 10)).model == "tiny"
 
 
 async def test_a_router_that_knows_no_registry_is_an_error(registry: Registry) -> None:
     registry.statuses = [grpc.StatusCode.UNIMPLEMENTED]
-    async with aclosing(follow_status(registry.address, every_s=0.01)) as statuses:
+    async with aclosing(follow_status(registry.address, NO_SECRET, every_s=0.01)) as statuses:
         with pytest.raises(grpc.aio.AioRpcError, match="as the test wants it"):
             await asyncio.wait_for(anext(statuses), 10)

@@ -3,13 +3,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from hypothesis import settings
 
 from common.kv_layout import KVLayout
 from tests.kv_transfer.wires import KINDS, NewWire, Wire, new_layout
-
-settings.register_profile("busy-machine", deadline=None)  # wall-clock deadlines fail where cores are shared
-settings.load_profile("busy-machine")
 
 
 @pytest.fixture

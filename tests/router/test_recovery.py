@@ -18,6 +18,7 @@ from router.breaker import Breaker, Circuit
 from router.metrics import RouterMetrics
 from router.pairs import MAX_TRANSFER_FAULTS, Pair
 from router.pipeline import RequestPipeline
+from router.placement import PlacementGoals, Placer
 from router.policy import make_policies
 from router.prefix_index import PrefixIndex
 from router.registry import Registry
@@ -60,7 +61,9 @@ async def scene(
     answer_ids = tokenizer.encode(TEXT)
     metrics = RouterMetrics()
     registry = Registry("tiny", PrefixIndex(1000), must_check_pairs=False)
-    admission = Admission(registry, make_policies("least_loaded", random.Random(0)), QueueBounds(10, 10_000))
+    goals = PlacementGoals("always", ttft_s=60.0, tpot_s=1.0)
+    placer = Placer(registry, make_policies("least_loaded", random.Random(0)), goals)
+    admission = Admission(registry, placer, QueueBounds(10, 10_000))
     retries = Retries(RetryBudget(limits=budget), metrics, MAX_ATTEMPTS, registry.transfer_ended)
     pipeline = RequestPipeline(admission, metrics, retries)
     reciters = Reciters(len(PROMPT), answer_ids)
