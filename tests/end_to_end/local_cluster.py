@@ -152,7 +152,8 @@ def _config(model: Path | str, pool: Mapping[str, Any], sections: Mapping[str, M
     pool = {"num_threads": 1, "kv_cache_gib": 0.02, "block_size": 16, **pool}
     tree: dict[str, dict[str, Any]] = {
         "model": {"source": str(model), "name": "tiny", "dtype": "float32"},
-        "router": {"http_port": 0, "grpc_port": 0, "control_port": 0},
+        # "always": on a tiny model measurement would favour anybody
+        "router": {"http_port": 0, "grpc_port": 0, "control_port": 0, "metrics_port": 0, "disaggregation": "always"},
         "prefill": dict(pool),
         "decode": dict(pool),
         "colocated": dict(pool),

@@ -95,7 +95,7 @@ async def test_a_worker_of_another_secret_does_not_join(cluster: LocalCluster, t
     other.write_text("the secret of another cluster")
     security = cluster.config.security.model_copy(update={"secret_file": other})
     config = cluster.config.model_copy(update={"security": security})
-    worker = await PrefillServer.start(config, "prefill-9", cluster.router.control_address)
+    worker = await PrefillServer.start(config, "prefill-9", [cluster.router.control_address])
     try:
         await cluster.complete("Hi", max_tokens=2)
         assert len((await cluster.cluster_status()).workers) == 2
