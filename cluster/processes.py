@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -86,9 +86,7 @@ class ProcessMember:
             os.killpg(self.pid, signal.SIGKILL)
 
 
-def python_command(
-    spec: MemberSpec, config_path: Path, routers: Sequence[str], python: str = sys.executable
-) -> list[str]:
+def python_command(spec: MemberSpec, config_path: Path, routers: list[str], python: str = sys.executable) -> list[str]:
     """What a person would type to run this member bare. routers: their control addresses."""
     if spec.role is None:
         command = [python, "-m", "router", "--config", str(config_path)]

@@ -25,7 +25,7 @@ class MemberOrder:
 
     spec: MemberSpec
     config: ServeConfig
-    routers: tuple[str, ...]  # their control addresses
+    routers: list[str]  # their control addresses
     log_path: Path | None  # None: stay in Ray's own logs, as on another machine
     is_spread: bool = False  # over several machines: listen on the node's own address
 

@@ -86,7 +86,7 @@ class WorkerOptions:
 
     config_path: Path
     name: str
-    routers: tuple[str, ...]
+    routers: list[str]
     role: Role
 
     def config(self) -> ServeConfig:
@@ -105,5 +105,5 @@ def worker_options(program: str, roles: tuple[Role, ...]) -> WorkerOptions:
         parser.add_argument(f"--{role}", action="store_const", const=role, dest="role", help=f"run as {role}")
     parser.set_defaults(role=roles[0])
     given = parser.parse_args()
-    routers = tuple(given.router or [DEFAULT_ROUTER])
+    routers = given.router or [DEFAULT_ROUTER]
     return WorkerOptions(given.config, given.name or f"{given.role}-0", routers, given.role)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -47,7 +47,7 @@ class WorkerServer:
         """Take a free port before serving; routers learn the address from the hello."""
         return bind_port(self._server, host, 0)
 
-    async def start(self, hello: pb.WorkerHello, routers: Sequence[str], reports: ReportSource) -> None:
+    async def start(self, hello: pb.WorkerHello, routers: list[str], reports: ReportSource) -> None:
         """routers: the control addresses of all that may give it work. Each hears of it on a stream of its own."""
         for add in self._services.values():
             add(self._server)

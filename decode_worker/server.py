@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 import grpc
 
@@ -37,7 +36,7 @@ class DecodeServer:
         self._receiver = receiver
 
     @staticmethod
-    async def start(config: ServeConfig, name: str, routers: Sequence[str], role: Role = Role.DECODE) -> DecodeServer:
+    async def start(config: ServeConfig, name: str, routers: list[str], role: Role = Role.DECODE) -> DecodeServer:
         """Load the model, then serve and register. Raises: ConfigError, ModelError."""
         transfer_config = config.kv_transfer()  # a mistake in it is told before the model is loaded
         pool = config.pool(role)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import grpc
 import torch
@@ -39,7 +39,7 @@ class PrefillServer:
 
     @staticmethod
     async def start(
-        config: ServeConfig, name: str, routers: Sequence[str], new_sender: SenderFactory = make_sender
+        config: ServeConfig, name: str, routers: list[str], new_sender: SenderFactory = make_sender
     ) -> PrefillServer:
         """Load the model, then serve and register. Raises: ConfigError, ModelError."""
         transfer_config = config.kv_transfer()  # a mistake in it is told before the model is loaded

@@ -70,7 +70,7 @@ async def _run_members(plan: Plan, log_folder: Path, work: Coroutine[Any, Any, T
     plan.write(config_path)
 
     def command(spec: MemberSpec) -> list[str]:
-        return python_command(spec, config_path, plan.control_address)
+        return python_command(spec, config_path, plan.control_addresses)
 
     supervisor = Supervisor(ProcessHost(command, log_folder), _ignore, UNTIL_THE_FIRST_DEATH)
     supervising, working = asyncio.create_task(supervisor.run(plan.specs)), asyncio.create_task(work)
