@@ -82,9 +82,7 @@ class RayHost:
     async def start(self, spec: MemberSpec) -> RayMember:
         is_here = spec.role is None or not self._placement.is_spread
         log_path = self._logs / f"{spec.name}.log" if is_here else None
-        order = MemberOrder(
-            spec, self._plan.config, tuple(self._plan.control_addresses), log_path, self._placement.is_spread
-        )
+        order = MemberOrder(spec, self._plan.config, self._plan.control_addresses, log_path, self._placement.is_spread)
         options = self._on_this_node() if spec.role is None else self._placement.options(spec.role, self._plan.config)
         try:
             new_actor = self._ray.remote(MemberActor).options(max_restarts=0, max_concurrency=8, **options).remote
