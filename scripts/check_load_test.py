@@ -1,10 +1,12 @@
-"""Does load_test.py tell the truth? Its TTFT and TPOT beside those of a plain httpx client, in one run.
+"""Does load_test.py tell the truth? Its TTFT and TPOT beside a plain httpx client's, of the very same answers.
 
 python scripts/check_load_test.py                             starts the disaggregated system of serve.yaml for it
-python scripts/check_load_test.py --url http://127.0.0.1:8000 --pairs 60
+python scripts/check_load_test.py --url http://127.0.0.1:8000 --num-requests 60 --concurrency 4
 
-The two take turns with requests of one size, and swap who goes first, so that both see the same server in the same
-moods. The plain client shares no code with the load test. Exit status 1 when the medians differ by more than 3 %.
+    load_test.py, a process of its own  →  relay: a plain httpx client with its own clock  →  the server
+
+Both time every answer, so that no mood of the server comes between them; the relay adds a millisecond to what the load
+test sees. They share no code. Exit status 1 when a mean or a median differs by more than 3 %.
 """
 
 from __future__ import annotations
@@ -12,167 +14,158 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
+import uvicorn
+from fastapi import FastAPI, Request
+from starlette.responses import Response, StreamingResponse
 
 from cluster.plan import Plan, available_cores
 from common.config import ServeConfig, load_config
-from loadgen.http_target import Endpoint, HttpTarget
-from loadgen.runner import clock, measure
-from loadgen.workload import ClosedLoop, LengthRange, PlannedRequest, Workload, plan
 from servingbench.system import Configuration, plan_for, run_system, until_ready
 
+LOAD_TEST = Path(__file__).parent / "load_test.py"
 TOLERANCE = 0.03
 NUM_WARMUPS = 4
-TIMEOUT_S = 120.0
 READY_TIMEOUT_S = 600.0
 EXIT_DISAGREED = 1
 
 
-@dataclass(frozen=True)
-class Latencies:
-    """Of one request, in seconds."""
-
-    ttft_s: float
-    tpot_s: float
-
-
 @dataclass
-class Pairs:
-    """What each of the two saw, turn by turn."""
+class Seen:
+    """One answer as the relay saw it; seconds of its own clock."""
 
-    load_test: list[Latencies] = field(default_factory=list)
-    plain: list[Latencies] = field(default_factory=list)
+    start_s: float
+    text_s: list[float] = field(default_factory=list)  # when each line with text, or the end, came
+    num_tokens: int = 0
+
+    @property
+    def ttft_ms(self) -> float:
+        return (self.text_s[0] - self.start_s) * 1000
+
+    @property
+    def tpot_ms(self) -> float:
+        return (self.text_s[-1] - self.text_s[0]) / (self.num_tokens - 1) * 1000
+
+    def note(self, line: str, now_s: float) -> None:
+        if not line.startswith("data: {"):
+            return
+        event = json.loads(line[len("data: ") :])
+        if event["choices"]:
+            self.text_s.append(now_s)
+        self.num_tokens = (event.get("usage") or {}).get("completion_tokens", self.num_tokens)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
+    options = argument_parser().parse_args(arguments)
     if options.url is not None:
-        pairs = asyncio.run(take_turns(options.url, _requests(options)))
+        told, seen = asyncio.run(measure_both(options.url, options))
     else:
-        pairs = asyncio.run(_on_a_system_of_its_own(load_config(options.config), _requests(options)))
-    disagreements = [_report(name, pairs, of) for name, of in (("TTFT", _ttft), ("TPOT", _tpot))]
-    return EXIT_DISAGREED if max(disagreements) > TOLERANCE else 0
+        told, seen = asyncio.run(_on_a_system_of_its_own(load_config(options.config), options))
+    differences = [
+        _compared(name, told[f"{name}_ms"], of(values))
+        for latency, values in (("ttft", [each.ttft_ms for each in seen]), ("tpot", [each.tpot_ms for each in seen]))
+        for name, of in ((f"mean_{latency}", mean), (f"median_{latency}", median))
+    ]
+    return EXIT_DISAGREED if max(differences) > TOLERANCE else 0
 
 
-async def _on_a_system_of_its_own(config: ServeConfig, requests: Iterator[PlannedRequest]) -> Pairs:
+async def _on_a_system_of_its_own(
+    config: ServeConfig, options: argparse.Namespace
+) -> tuple[dict[str, Any], list[Seen]]:
     system = plan_for(Configuration(config.transfer.transport), config, available_cores())
 
-    async def once_ready(plan: Plan) -> Pairs:
+    async def once_ready(plan: Plan) -> tuple[dict[str, Any], list[Seen]]:
         await until_ready(plan, READY_TIMEOUT_S)
-        return await take_turns(plan.http_url, requests)
+        return await measure_both(plan.http_url, options)
 
     with TemporaryDirectory(prefix="pdserve-check-") as folder:
         return await run_system(system, Path(folder), once_ready)
 
 
-async def take_turns(url: str, requests: Iterator[PlannedRequest]) -> Pairs:
-    """Two requests a turn, after a few that do not count. Raises: RequestFailed, Unreachable, what httpx raises."""
-    pairs = Pairs()
-    target = HttpTarget(url, Endpoint.COMPLETIONS)
-    async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, trust_env=False) as client, _connected(target):
-        model = (await client.get("/v1/models")).json()["data"][0]["id"]
-        for turn, (ours, theirs) in enumerate(zip(requests, requests, strict=True), start=-NUM_WARMUPS):
-            if turn % 2:
-                loaded = await _by_load_test(target, ours)
-                plain = await by_plain_client(client, model, theirs)
-            else:
-                plain = await by_plain_client(client, model, theirs)
-                loaded = await _by_load_test(target, ours)
-            if turn >= 0:
-                pairs.load_test.append(loaded)
-                pairs.plain.append(plain)
-    return pairs
+async def measure_both(url: str, options: argparse.Namespace) -> tuple[dict[str, Any], list[Seen]]:
+    """What the load test told, and what the relay saw, without the warm-ups.
+
+    Raises: RuntimeError when the load test failed.
+    """
+    with TemporaryDirectory(prefix="pdserve-check-") as folder:
+        path = Path(folder) / "result.json"
+        async with _relaying(url) as (relay_url, seen):
+            command = [sys.executable, str(LOAD_TEST), "--url", relay_url, "--json", str(path)]
+            for name in ("num_requests", "concurrency", "input_tokens", "output_tokens"):
+                command += [f"--{name.replace('_', '-')}", str(vars(options)[name])]
+            process = await asyncio.create_subprocess_exec(*command, "--warmup", str(NUM_WARMUPS))
+            if (status := await process.wait()) != 0:
+                raise RuntimeError(f"load_test.py ended with status {status}")
+        return json.loads(path.read_text(encoding="utf-8")), seen[NUM_WARMUPS:]
 
 
 @asynccontextmanager
-async def _connected(target: HttpTarget) -> AsyncIterator[None]:
-    try:
-        await target.connect()
-        yield
-    finally:
-        await target.close()
+async def _relaying(url: str) -> AsyncIterator[tuple[str, list[Seen]]]:
+    """The relay's address, and what it has seen, in the order of arrival."""
+    seen: list[Seen] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        async with httpx.AsyncClient(base_url=url, timeout=None, trust_env=False) as client:
+            app = _relay(client, seen)
+            server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
+            serving = asyncio.create_task(server.serve(sockets=[listener]))
+            try:
+                yield f"http://127.0.0.1:{listener.getsockname()[1]}", seen
+            finally:
+                server.should_exit = True
+                await serving
 
 
-async def _by_load_test(target: HttpTarget, request: PlannedRequest) -> Latencies:
-    record = await measure(request, target, clock(), TIMEOUT_S)
-    if record.failure is not None:
-        raise record.failure
-    assert record.ttft_s is not None
-    assert record.tpot_s is not None  # more than one token was asked for
-    return Latencies(record.ttft_s, record.tpot_s)
+def _relay(client: httpx.AsyncClient, seen: list[Seen]) -> FastAPI:
+    app = FastAPI()
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        return Response((await client.get("/v1/models")).content, media_type="application/json")
+
+    @app.post("/v1/completions")
+    async def complete(request: Request) -> Response:
+        answer = Seen(time.monotonic())
+        seen.append(answer)
+        return StreamingResponse(lines_of(await request.body(), answer), media_type="text/event-stream")
+
+    async def lines_of(body: bytes, answer: Seen) -> AsyncIterator[str]:
+        headers = {"Content-Type": "application/json"}
+        async with client.stream("POST", "/v1/completions", content=body, headers=headers) as response:
+            response.raise_for_status()
+            async for line in response.aiter_lines():
+                answer.note(line, time.monotonic())
+                yield line + "\n"
+
+    return app
 
 
-async def by_plain_client(client: httpx.AsyncClient, model: str, request: PlannedRequest) -> Latencies:
-    """The answer's lines as they come, and the clock at the first and the last one with text."""
-    body: dict[str, Any] = {"model": model, "prompt": request.prompt, "max_tokens": request.output_tokens}
-    body |= {"temperature": 0, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
-    token_s: list[float] = []
-    num_tokens = 0
-    start_s = time.monotonic()
-    async with client.stream("POST", "/v1/completions", json=body) as response:
-        response.raise_for_status()
-        async for line in response.aiter_lines():
-            now_s = time.monotonic()
-            if not line.startswith("data: {"):
-                continue
-            event = json.loads(line[len("data: ") :])
-            if event["choices"]:
-                token_s.append(now_s)
-            num_tokens = (event.get("usage") or {}).get("completion_tokens", num_tokens)
-    return Latencies(token_s[0] - start_s, (token_s[-1] - token_s[0]) / (num_tokens - 1))
+def _compared(name: str, told_ms: float, seen_ms: float) -> float:
+    """Prints both. Returns how far apart they are, as a share of what the plain client saw."""
+    difference = told_ms / seen_ms - 1
+    verdict = "agrees" if abs(difference) <= TOLERANCE else f"more than {TOLERANCE:.0%} apart"
+    print(f"{name}: load test {told_ms:.2f} ms, plain httpx {seen_ms:.2f} ms, {difference:+.2%}: {verdict}")
+    return abs(difference)
 
 
-def _report(name: str, pairs: Pairs, of: Callable[[Latencies], float]) -> float:
-    """Prints both medians. Returns how far apart they are, as a share of the plain client's."""
-    loaded, plain = (median(map(of, side)) * 1000 for side in (pairs.load_test, pairs.plain))
-    difference = disagreement(loaded, plain)
-    verdict = "agrees" if difference <= TOLERANCE else f"more than {TOLERANCE:.0%} apart"
-    print(f"{name}: load test {loaded:.2f} ms, plain httpx {plain:.2f} ms, {loaded / plain - 1:+.2%}: {verdict}")
-    return difference
-
-
-def disagreement(loaded: float, plain: float) -> float:
-    return abs(loaded / plain - 1)
-
-
-def _ttft(latencies: Latencies) -> float:
-    return latencies.ttft_s
-
-
-def _tpot(latencies: Latencies) -> float:
-    return latencies.tpot_s
-
-
-def _requests(options: argparse.Namespace) -> Iterator[PlannedRequest]:
-    """Two for each turn, none with a beginning of another."""
-    workload = Workload(
-        pacing=ClosedLoop(1),
-        input_tokens=LengthRange(options.input_tokens, options.input_tokens),
-        output_tokens=LengthRange(options.output_tokens, options.output_tokens),
-        num_requests=2 * (options.pairs + NUM_WARMUPS),
-        seed=options.seed,
-    )
-    return plan(workload)
-
-
-def _parser() -> argparse.ArgumentParser:
+def argument_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="check_load_test.py", description="The load test beside a plain client.")
     parser.add_argument("--url", help="a server that runs; default: the disaggregated system, started for this")
     parser.add_argument("--config", type=Path, default=Path("serve.yaml"), help="of the system that is started")
-    parser.add_argument("--pairs", type=int, default=60, help="turns of two requests; default %(default)s")
+    parser.add_argument("--num-requests", type=int, default=40)
+    parser.add_argument("--concurrency", type=int, default=2)
     parser.add_argument("--input-tokens", type=int, default=128)
     parser.add_argument("--output-tokens", type=int, default=48)
-    parser.add_argument("--seed", type=int, default=0)
     return parser
 
 
