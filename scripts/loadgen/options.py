@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import math
+import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from loadgen.http_target import Endpoint
+from loadgen.tls import ClientTls
 from loadgen.trace import TraceError, read_trace
 from loadgen.workload import ClosedLoop, LengthRange, Pacing, Poisson, PromptKind, Replay, Workload
 
@@ -34,6 +36,7 @@ class Options:
     num_warmups: int
     timeout_s: float
     json_path: Path | None
+    tls: ClientTls
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> Options:
@@ -57,7 +60,15 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         num_warmups=parsed.warmup,
         timeout_s=parsed.timeout,
         json_path=parsed.json,
+        tls=_tls(parser, parsed),
     )
+
+
+def _tls(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> ClientTls:
+    try:
+        return ClientTls(parsed.tls, parsed.ca)
+    except (OSError, ssl.SSLError) as error:
+        parser.error(f"--ca: cannot use {parsed.ca}: {error}")
 
 
 def _workload(parser: argparse.ArgumentParser, parsed: argparse.Namespace, prompt_kind: PromptKind) -> Workload:
@@ -102,6 +113,8 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--url", dest="targets", action="append", type=_http_address, metavar="URL", help=f"default {DEFAULT_URL}")
     add("--grpc", dest="targets", action="append", type=_grpc_address, metavar="HOST:PORT")
+    add("--tls", action="store_true", help="speak TLS to --grpc too; https:// says so for --url")
+    add("--ca", type=Path, metavar="FILE", help="trust this authority instead of the system's, and speak TLS to --grpc")
     add("--endpoint", choices=list(Endpoint), default=Endpoint.COMPLETIONS, help="of --url; default completions")
     add("--model", help="default: the first one the server lists")
     pacing = parser.add_mutually_exclusive_group()
