@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 import shutil
 import socket
 import tempfile
@@ -155,8 +156,10 @@ def _require_reachable(address: str) -> None:
 def _local_ray(plan: Plan, stack: ExitStack) -> Any:
     scratch = Path(tempfile.mkdtemp(prefix="pdserve-", dir="/tmp"))  # short: Ray puts unix sockets below it
     stack.callback(shutil.rmtree, scratch, ignore_errors=True)
+    # Ray's own services listen to everybody, and whoever may call them may run code here
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     return _init_ray(
-        "disabled",
+        "token",
         num_cpus=len(plan.worker_names),
         object_store_memory=_OBJECT_STORE_BYTES,
         include_dashboard=False,

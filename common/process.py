@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import resource
 import signal
 import sys
 from collections.abc import Awaitable, Callable
@@ -20,6 +21,12 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_ROUTER = "127.0.0.1:8002"
 EXIT_CONFIG = 2  # the operator must change something; restarting does not help
+
+
+def allow_many_connections() -> None:
+    """Raise this process's limit of open files as far as it may: many systems begin with 1,024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 class Service(Protocol):

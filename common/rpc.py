@@ -47,6 +47,7 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.server_handshake_timeout_ms", 20_000),  # for a connection that says nothing
 ]
 
 _BY_STATUS: dict[grpc.StatusCode, type[ServingError]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -27,6 +28,8 @@ BODY_TIMEOUT_S = 30.0
 MAX_BODIES_BYTES = 256 * 1024 * 1024  # all bodies that are held at once
 PRIORITY_HEADER = "X-Request-Priority"
 DEADLINE_HEADER = "X-Request-Deadline-Ms"  # how long the client will wait, from arrival
+DEADLINE_DIGITS = 12
+_DEADLINE = re.compile(rf"0*[1-9][0-9]{{0,{DEADLINE_DIGITS - 1}}}", re.ASCII)
 
 
 def create_app(frontend: Frontend, metrics: CollectorRegistry | None) -> FastAPI:
@@ -129,8 +132,11 @@ def _timeout_s(http: Request) -> float | None:
     given = http.headers.get(DEADLINE_HEADER)
     if given is None:
         return None
-    if not given.isascii() or not given.isdigit() or int(given) == 0:
-        raise InvalidRequest(f"{DEADLINE_HEADER} must be a whole number of milliseconds above 0", param=DEADLINE_HEADER)
+    if not _DEADLINE.fullmatch(given):
+        message = (
+            f"{DEADLINE_HEADER} must be a whole number of milliseconds above 0, of at most {DEADLINE_DIGITS} digits"
+        )
+        raise InvalidRequest(message, param=DEADLINE_HEADER)
     return int(given) / 1000
 
 

@@ -34,6 +34,11 @@ def error_response(error: ServingError) -> Response:
     return _json(error, error.http_status, headers)
 
 
+def request_timeout(message: str) -> Response:
+    """For a request that does not arrive."""
+    return _json(InvalidRequest(message), 408)
+
+
 async def _serving_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, ServingError)
     return error_response(error)

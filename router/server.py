@@ -15,6 +15,7 @@ from common.config import RouterSection, ServeConfig
 from common.model_source import resolve_model
 from common.pb import serving_pb2 as pb
 from common.pb import serving_pb2_grpc as pb_grpc
+from common.process import allow_many_connections
 from common.standard_services import add_standard_services
 from router.admission import Admission
 from router.answer import ServedModel
@@ -82,6 +83,7 @@ class RouterServer:
     @staticmethod
     async def start(config: ServeConfig) -> RouterServer:
         """Load the tokenizer, take the ports, serve. Raises: ConfigError, ModelError."""
+        allow_many_connections()
         security = Security(config.security.certificate(), config.control_access())
         path = await asyncio.to_thread(resolve_model, config.model.source)
         tokenizer = await asyncio.to_thread(load_tokenizer, path)

@@ -107,9 +107,10 @@ async def _compare(options: Options, session: Session) -> None:
 
 
 def _target(address: TargetAddress, options: Options) -> Target:
+    api_key = os.environ.get("OPENAI_API_KEY")
     if address.is_grpc:
-        return GrpcTarget(address.address, options.model)
-    return HttpTarget(address.address, options.endpoint, options.model, os.environ.get("OPENAI_API_KEY"))
+        return GrpcTarget(address.address, options.model, api_key, options.tls.grpc)
+    return HttpTarget(address.address, options.endpoint, options.model, api_key, options.tls.https)
 
 
 def _report(options: Options, results: Results) -> None:

@@ -58,6 +58,8 @@ def argument_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--url", dest="targets", action="append", type=http_address, metavar="URL", help=f"default {DEFAULT_URL}")
     add("--grpc", dest="targets", action="append", type=grpc_address, metavar="HOST:PORT")
+    add("--tls", action="store_true", help="speak TLS to --grpc too; https:// says so for --url")
+    add("--ca", type=Path, metavar="FILE", help="trust this authority instead of the system's, and speak TLS to --grpc")
     add("--endpoint", choices=list(Endpoint), default=Endpoint.COMPLETIONS, help="of --url; default completions")
     add("--model", help="default: the first one the server lists")
     pacing = parser.add_mutually_exclusive_group()

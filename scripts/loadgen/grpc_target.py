@@ -17,21 +17,29 @@ CONNECT_TIMEOUT_S = 10.0
 
 
 class GrpcTarget:
-    def __init__(self, address: str, model: str | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        model: str | None = None,
+        api_key: str | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        """credentials: for TLS."""
         self.label = f"grpc://{address}"
         self._model = model or ""  # empty: the served one
-        self._channel = new_channel(address)
+        self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
+        self._channel = new_channel(address, credentials)
         self._stub: Any = InferenceStub(self._channel)
 
     async def connect(self) -> None:
         try:
-            await self._stub.ListModels(pb.ListModelsRequest(), timeout=CONNECT_TIMEOUT_S)
+            await self._stub.ListModels(pb.ListModelsRequest(), timeout=CONNECT_TIMEOUT_S, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise Unreachable(f"no server at {self.label}: {error.code().name} {error.details()}") from error
 
     async def stream(self, request: PlannedRequest) -> AsyncGenerator[Delta, None]:
         has_ended = False
-        call = self._stub.Generate(self._message(request))
+        call = self._stub.Generate(self._message(request), metadata=self._metadata)
         try:
             async for message in call:
                 has_ended = has_ended or bool(message.finish_reason)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -26,7 +27,15 @@ class Endpoint(StrEnum):
 class HttpTarget:
     """One server's base URL, with or without /v1."""
 
-    def __init__(self, url: str, endpoint: Endpoint, model: str | None = None, api_key: str | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        endpoint: Endpoint,
+        model: str | None = None,
+        api_key: str | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """tls: whom an https:// server is trusted by; None: the system's authorities."""
         self.label = url
         self._base_url = url.rstrip("/").removesuffix("/v1") + "/v1"
         self._endpoint = endpoint
@@ -36,6 +45,7 @@ class HttpTarget:
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
             timeout=None,  # the runner bounds every request
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+            verify=tls or ssl.create_default_context(),
             trust_env=False,  # the server is measured, not a proxy on the way
         )
 

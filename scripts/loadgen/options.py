@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from loadgen.http_target import Endpoint
 from loadgen.metrics import Judgement
 from loadgen.slo import Slo
 from loadgen.sweep import Search
+from loadgen.tls import ClientTls
 from loadgen.trace import TraceError, read_trace, spread_in_bins
 from loadgen.workload import Burst, ClosedLoop, Constant, Pacing, Poisson, PromptKind, Replay, Workload
 
@@ -51,6 +53,7 @@ class Options:
     judgement: Judgement
     objectives: tuple[Slo, Search] | None  # for a search of the highest rate; None: no search
     outputs: Outputs
+    tls: ClientTls
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> Options:
@@ -78,7 +81,15 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         judgement=Judgement(parsed.slo, parsed.percentiles),
         objectives=_objectives(parser, parsed),
         outputs=Outputs(parsed.json, parsed.csv, parsed.html),
+        tls=_tls(parser, parsed),
     )
+
+
+def _tls(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> ClientTls:
+    try:
+        return ClientTls(parsed.tls, parsed.ca)
+    except (OSError, ssl.SSLError) as error:
+        parser.error(f"--ca: cannot use {parsed.ca}: {error}")
 
 
 def _check_compare(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> None:

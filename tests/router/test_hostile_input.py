@@ -51,6 +51,10 @@ class Caller:
             length = int(head.partition("content-length: ")[2].partition("\r\n")[0])
             return Answer(int(head.split()[1]), json.loads(await self._reader.readexactly(length))["error"])
 
+    def stop_reading(self) -> None:
+        """What comes from now on stays in the kernel, and then with the server."""
+        self.writer.transport.pause_reading()
+
     async def end(self) -> None:
         """Raises: TimeoutError when the server does not close the connection."""
         async with asyncio.timeout(PATIENCE_S):

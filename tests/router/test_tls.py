@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from itertools import count
@@ -16,6 +17,8 @@ import openai
 import pytest
 from prometheus_client import CollectorRegistry
 
+import grpc_client
+import load_test
 from common.pb import serving_pb2 as pb
 from common.pb import serving_pb2_grpc as pb_grpc
 from common.rpc import bind_port, new_channel
@@ -120,3 +123,31 @@ async def test_a_new_certificate_is_served_by_both_without_a_restart(secured: Se
     async with httpx.AsyncClient(verify=old) as http:
         with pytest.raises(httpx.ConnectError):
             await http.get(f"{secured.url}/health")
+
+
+# ---------------------------------------------------------------- the clients that come with pdserve
+
+
+@pytest.mark.parametrize("api", ["--url", "--grpc"])
+@pytest.mark.parametrize("is_trusting", [True, False])
+async def test_the_load_test_reaches_both_apis_by_their_authority(
+    secured: Secured, pipeline: Any, api: str, is_trusting: bool
+) -> None:
+    address = secured.url if api == "--url" else secured.grpc_address
+    trust = ["--ca", str(secured.files.ca)] if is_trusting else ["--tls"]
+    small = ["--num-requests", "2", "--input-tokens", "5", "--output-tokens", "2", "--timeout", "10"]
+    # in a thread: it runs an event loop of its own while the server's keeps turning
+    status = await asyncio.to_thread(load_test.main, [api, address, "--model", "tiny", *trust, *small])
+    assert status == (0 if is_trusting else 1)
+    assert len(pipeline.requests) == (2 if is_trusting else 0)
+
+
+async def test_the_grpc_client_reaches_the_api_by_its_authority(secured: Secured) -> None:
+    output = await asyncio.subprocess.create_subprocess_exec(
+        sys.executable, grpc_client.__file__, "Hi", "--address", secured.grpc_address, "--ca", str(secured.files.ca),
+        stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    async with asyncio.timeout(30):
+        answer, _ = await output.communicate()
+    assert output.returncode == 0
+    assert answer.startswith(b"Hello")
