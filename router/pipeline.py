@@ -127,8 +127,7 @@ class RequestPipeline:
                     raise
                 logger.warning("%s: attempt %d failed: %s", request.request_id, request.attempts, error.message)
                 self._metrics.retries.labels(type(error).__name__).inc()
-                if emitted:
-                    self._metrics.migrations.inc()
+                request.migrations += bool(emitted)
                 request.timeline.enter(State.QUEUED)
             except NoFreeBlocks:
                 request.attempts -= 1  # nothing failed: the worker filled up while we chose it

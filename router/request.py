@@ -35,6 +35,7 @@ class Request:
     prefill_worker: str = ""  # empty: the decode worker computed the prompt
     decode_worker: str = ""
     attempts: int = 0
+    migrations: int = 0  # those of them that began in the middle of the answer
     cached_tokens: int = 0  # prefix-cache hits
     ended_by_stop_string: bool = False  # written by answer(): closing serve() then finishes, it does not cancel
 
