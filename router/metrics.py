@@ -77,6 +77,7 @@ class RouterMetrics:
         self.requests.labels(timeline.state.value, type(error).__name__ if error else "").inc()
         self.prompt_tokens.inc(len(request.prompt_token_ids))
         self.output_tokens.inc(timeline.num_output_tokens)
+        self.migrations.inc(request.migrations)
         if timeline.ttft_s is not None:
             self.ttft.observe(timeline.ttft_s)
         if timeline.tpot_s is not None:
@@ -84,8 +85,8 @@ class RouterMetrics:
         for stage, seconds in timeline.stages.items():
             self.stage.labels(stage.value).observe(seconds)
         logger.info(
-            "%s %s prompt=%d output=%d ttft_s=%s transfer_s=%.3f end_to_end_s=%.3f prefill=%s decode=%s attempts=%d "
-            "placement=%s%s",
+            "%s %s prompt=%d output=%d ttft_s=%s transfer_s=%.3f end_to_end_s=%.3f "
+            "prefill=%s decode=%s attempts=%d migrations=%d placement=%s%s",
             request.request_id,
             timeline.state,
             len(request.prompt_token_ids),
@@ -96,6 +97,7 @@ class RouterMetrics:
             request.prefill_worker or "-",
             request.decode_worker or "-",
             request.attempts,
+            request.migrations,
             request.placement.replace(": ", "/") or "-",
             f" error={type(error).__name__}: {error.message}" if error else "",
         )

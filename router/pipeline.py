@@ -124,8 +124,7 @@ class RequestPipeline:
                 if request.timeline.state is State.QUEUED:  # nothing can serve it
                     raise
                 self._retries.require(request, error)
-                if emitted:
-                    self._metrics.migrations.inc()
+                request.migrations += bool(emitted)
                 request.timeline.enter(State.QUEUED)
             except NoFreeBlocks:
                 request.attempts -= 1  # nothing failed: the worker filled up while we chose it

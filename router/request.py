@@ -36,6 +36,7 @@ class Request:
     decode_worker: str = ""
     placement: str = ""  # who computed the prompt and why, such as "decode: short_prompt"
     attempts: int = 0
+    migrations: int = 0  # those of them that began in the middle of the answer
     cached_tokens: int = 0  # prefix-cache hits
     ended_by_stop_string: bool = False  # written by answer(): closing serve() then finishes, it does not cancel
 

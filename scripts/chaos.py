@@ -54,6 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = _config(options)
         resolve_model(config.model.source)  # a download is no part of the start
         logs = new_log_folder(options.logs)
+        if any(logs.glob("*.log")):
+            raise ConfigError(f"--logs: {logs} holds another run's logs, which would be counted too")
         say(f"{config.model.served_name}, seed {options.seed}, logs in {logs}")
         asyncio.run(until_signal(run()))
     except ConfigError as error:

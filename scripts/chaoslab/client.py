@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import httpx
@@ -23,13 +21,10 @@ PAUSE_S = 0.2  # before a request is sent again
 
 
 class Client:
-    """Takes its routers in turn, as a balancer in front of them would, and the next one when one goes away.
+    """Nothing else is ever sent again: a typed error is the end, also one that says to retry."""
 
-    Nothing else is ever sent again: a typed error is the end, also one that says to retry.
-    """
-
-    def __init__(self, urls: Sequence[str], model: str, deadline_s: float) -> None:
-        self._urls = itertools.cycle(urls)
+    def __init__(self, url: str, model: str, deadline_s: float) -> None:
+        self._url = f"{url}/v1/completions"
         self._model = model
         self._deadline_s = deadline_s
         self._http = httpx.AsyncClient(
@@ -52,13 +47,13 @@ class Client:
         outcome.end_s = time.monotonic()
 
     async def _until_answered(self, ask: Ask, outcome: Outcome, leaves_after: int | None, deadline_s: float) -> None:
-        for url in self._urls:
+        while True:
             try_s = time.monotonic()
             try:
-                outcome.ending = await self._once(url, ask, outcome, leaves_after, deadline_s)
+                outcome.ending = await self._once(ask, outcome, leaves_after, deadline_s)
                 return
             except _RouterGone as gone:
-                outcome.breaks.append(Break(time.monotonic(), url, str(gone), gone.is_typed))
+                outcome.breaks.append(Break(time.monotonic(), str(gone), gone.is_typed))
             except _Failed as failed:
                 outcome.failure = failed.failure
                 outcome.ending = failed.failure.ending(time.monotonic() - try_s)
@@ -69,16 +64,14 @@ class Client:
                 outcome.ending = Ending.UNTYPED
                 return
 
-    async def _once(self, url: str, ask: Ask, outcome: Outcome, leaves_after: int | None, deadline_s: float) -> Ending:
+    async def _once(self, ask: Ask, outcome: Outcome, leaves_after: int | None, deadline_s: float) -> Ending:
         """Raises: _RouterGone, _Failed."""
         outcome.texts.clear()
         left_ms = max(1, round((deadline_s - time.monotonic()) * 1000))
         headers = {REQUEST_ID_HEADER: outcome.name, DEADLINE_HEADER: str(left_ms)}
         reading = _Reading(outcome)
         try:
-            async with self._http.stream(
-                "POST", f"{url}/v1/completions", json=ask.body(self._model), headers=headers
-            ) as response:
+            async with self._http.stream("POST", self._url, json=ask.body(self._model), headers=headers) as response:
                 if response.status_code != httpx.codes.OK:
                     raise _error(_json(await response.aread()), response.status_code)
                 async for data in sse_data(response.aiter_bytes()):

@@ -30,6 +30,7 @@ import numpy as np
 from chaoslab.faults import FaultRecord
 from chaoslab.load import Sent
 from chaoslab.outcome import Break, Ending, Outcome
+from chaoslab.router_log import Retries
 from chaoslab.schedule import FaultKind
 from chaoslab.system import Death
 from chaoslab.watch import Leftover
@@ -73,13 +74,12 @@ class Run:
     """Everything that was seen."""
 
     start_s: float
-    routers: dict[str, str]  # URL → member name
+    routers: frozenset[str]  # member names
     sent: list[Sent] = field(default_factory=list)
     records: list[FaultRecord] = field(default_factory=list)
     leftovers: list[Leftover] = field(default_factory=list)
     unexplained: list[Death] = field(default_factory=list)
-    num_retried: int = 0
-    num_migrated: int = 0
+    retries: Retries = field(default_factory=Retries)
 
     def ending(self, outcome: Outcome) -> Ending:
         """A stream may break with its router, and then the client's second try counts; never otherwise."""
@@ -104,9 +104,10 @@ class Run:
         return any(record.covers(outcome.sent_s, outcome.first_text_s) for record in self.records)
 
     def _is_excused(self, each: Break) -> bool:
-        name = self.routers[each.url]
         return any(
-            record.fault.target == name and record.fault.kind in MAY_BREAK and record.covers(each.at_s, each.at_s)
+            record.fault.target in self.routers
+            and record.fault.kind in MAY_BREAK
+            and record.covers(each.at_s, each.at_s)
             for record in self.records
         )
 
@@ -127,8 +128,8 @@ def _requests(run: Run) -> Iterator[Figure]:
     yield Figure("failed", len(failed), "")
     yield from _by_code("failed", failed)
     yield Figure("resent", sum(bool(each.outcome.breaks) for each in run.sent), "")
-    yield Figure("retried", run.num_retried, "")
-    yield Figure("migrated", run.num_migrated, "")
+    yield Figure("retried", run.retries.num_retried, "")
+    yield Figure("migrated", run.retries.num_migrated, "")
     yield Figure("faults", sum(record.hit for record in run.records), "")
 
 

@@ -27,7 +27,6 @@ class Break:
     """A router took an answer with it; the client sent its request again."""
 
     at_s: float
-    url: str
     why: str
     is_typed: bool  # the router said so
 

@@ -14,11 +14,11 @@ from typing import Any
 
 from chaoslab.asks import Ask, cut_at_stop, make_asks, stopping
 from chaoslab.client import Client
-from chaoslab.counters import RouterCounters
 from chaoslab.faults import Injector
 from chaoslab.figures import Run
 from chaoslab.load import Known, Load, Sent
 from chaoslab.outcome import Ending, Outcome
+from chaoslab.router_log import Retries, count_retries
 from chaoslab.schedule import FaultKind, FaultPlan
 from chaoslab.system import Processes, Size, plan_for, run_system
 from chaoslab.watch import Watch
@@ -56,13 +56,14 @@ class Options:
 
 async def run_chaos(config: ServeConfig, options: Options, logs: Path, say: Say) -> Run:
     """Raises: ConfigError, ChaosFailed."""
-    chaos = _Chaos(options, say)
+    chaos = _Chaos(options, logs, say)
     return await run_system(plan_for(options.size, config), logs, chaos.note, chaos.work)
 
 
 class _Chaos:
-    def __init__(self, options: Options, say: Say) -> None:
+    def __init__(self, options: Options, logs: Path, say: Say) -> None:
         self._options = options
+        self._logs = logs
         self._say = say
         self._injector: Injector | None = None
 
@@ -71,27 +72,25 @@ class _Chaos:
             self._injector.note(event)
 
     async def work(self, plan: Plan, processes: Processes) -> Run:
-        urls, watch = [plan.http_url], Watch({ROUTER: plan.control_address}, plan.config.security.cluster_access())
-        counters = RouterCounters(urls)
-        async with _beside(watch.run(), counters.run()):
+        watch = Watch({ROUTER: plan.control_address}, plan.config.security.cluster_access())
+        async with _beside(watch.run()):
             self._say(f"starting {len(plan.specs)} processes")
             if not await watch.is_whole(len(plan.worker_names), READY_S):
                 raise ChaosFailed(f"the workers and their pairs were not ready within {READY_S:.0f} s")
-            client = Client(urls, plan.config.model.served_name, self._options.deadline_s)
+            client = Client(plan.http_url, plan.config.model.served_name, self._options.deadline_s)
             try:
                 known = await self._learn(client)
                 self._injector = Injector(processes, watch, self._say)
-                run = Run(time.monotonic(), {plan.http_url: ROUTER}, unexplained=self._injector.unexplained)
+                run = Run(time.monotonic(), frozenset({ROUTER}), unexplained=self._injector.unexplained)
                 await self._storm(client, known, self._injector, plan, run)
             finally:
                 await client.close()
             self._say("waiting until everything is given back")
-            return replace(
-                run,
-                leftovers=await watch.leftovers(REST_S),
-                num_retried=counters.total("request_retries_total"),
-                num_migrated=counters.total("request_migrations_total"),
-            )
+            return replace(run, leftovers=await watch.leftovers(REST_S), retries=self._retries())
+
+    def _retries(self) -> Retries:
+        text = "".join(path.read_text(errors="replace") for path in self._logs.glob(f"{ROUTER}*.log"))
+        return count_retries(text.splitlines())
 
     async def _learn(self, client: Client) -> list[Known]:
         """The answers before any fault. A third of the requests is asked again with a stop string in its answer."""

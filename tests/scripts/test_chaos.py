@@ -20,12 +20,12 @@ from rich.console import Console
 from chaos import main
 from chaoslab.asks import Answer, Ask, cut_at_stop, make_asks, stopping
 from chaoslab.client import Client
-from chaoslab.counters import RouterCounters
 from chaoslab.faults import FaultRecord, Injector
 from chaoslab.figures import Run, figures_of
 from chaoslab.load import Known, Load, Sent
 from chaoslab.outcome import Break, Ending, Failure, Outcome
 from chaoslab.report import complaints, figure_table, timeline_table
+from chaoslab.router_log import Retries, count_retries
 from chaoslab.schedule import Fault, FaultKind, FaultPlan
 from chaoslab.system import Processes, Size, plan_for
 from chaoslab.watch import Leftover, Watch
@@ -44,7 +44,7 @@ KINDS = tuple(FaultKind)
 TARGETS = ("router", "prefill-0", "prefill-1", "decode-0", "decode-1")
 ASK = Ask("a stone", max_tokens=3, temperature=0.0, seed=1, ignore_eos=True)
 RIGHT = Answer(" word word word", "length", 2, 3)
-URL = "http://router"
+ROUTERS = frozenset({"router"})
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(60)"]
 
 
@@ -180,14 +180,6 @@ async def test_a_refusal_is_told_by_its_code(openai_server, queue_full: JSONResp
     assert result.failure.code == "queue_full"
 
 
-async def test_a_request_whose_router_is_gone_goes_to_the_next_one(openai_server, free_port: int) -> None:
-    openai_server.answer = scripted(" word", " word", " word")
-    gone = f"http://127.0.0.1:{free_port}"
-    result = await sent_to(gone, openai_server.url)
-    assert (result.ending, result.answer) == (Ending.COMPLETED, RIGHT)
-    assert [(each.url, each.is_typed) for each in result.breaks] == [(gone, False)]
-
-
 async def test_a_stream_that_breaks_begins_again(openai_server) -> None:
     whole, tries = scripted(" word", " word", " word"), []
 
@@ -224,7 +216,7 @@ async def test_load_leaves_at_its_rate_whatever_becomes_of_it(openai_server) -> 
     openai_server.answer = scripted(*[" word"] * 13)
     known = [Known(ASK, Answer(" word" * 13, "length", 2, 13))]
     sent: list[Sent] = []
-    client = Client([openai_server.url], "tiny", deadline_s=5.0)
+    client = Client(openai_server.url, "tiny", deadline_s=5.0)
     start_s = time.monotonic()
     await Load(seed=3, rate=40.0, duration_s=0.5).run(client, known, start_s, sent)
     await client.close()
@@ -240,7 +232,7 @@ async def test_load_leaves_at_its_rate_whatever_becomes_of_it(openai_server) -> 
 def test_figures_count_every_request_once_and_judge_the_goals() -> None:
     run = Run(
         start_s=0.0,
-        routers={URL: "router"},
+        routers=ROUTERS,
         sent=[
             *(sent(outcome(Ending.COMPLETED, answer=RIGHT)) for _ in range(98)),
             sent(outcome(Ending.COMPLETED, answer=Answer("?", "length", 2, 3))),
@@ -249,8 +241,7 @@ def test_figures_count_every_request_once_and_judge_the_goals() -> None:
             sent(outcome(Ending.LEFT, texts=[" word"])),
         ],
         leftovers=[Leftover("decode-0", 3, 0), Leftover("router", 0, 2)],
-        num_retried=4,
-        num_migrated=1,
+        retries=Retries(num_retried=4, num_migrated=1),
     )
     figures = {figure.name: figure for figure in figures_of(run)}
     counted = ("requests", "admitted", "completed", "failed.worker_lost", "refused.queue_full", "left", "retried")
@@ -274,8 +265,8 @@ def test_a_stream_may_break_only_with_its_router() -> None:
     frozen = record(FaultKind.FREEZE, "router", 20.0, 22.0)
     other = record(FaultKind.KILL, "decode-0", 30.0, 32.0)
     endings = {
-        at_s: Run(0.0, {URL: "router"}, records=[killed, frozen, other]).ending(
-            outcome(Ending.COMPLETED, answer=RIGHT, breaks=[Break(at_s, URL, "reset", is_typed=False)])
+        at_s: Run(0.0, ROUTERS, records=[killed, frozen, other]).ending(
+            outcome(Ending.COMPLETED, answer=RIGHT, breaks=[Break(at_s, "reset", is_typed=False)])
         )
         for at_s in (5.0, 11.0, 21.0, 31.0)
     }
@@ -285,7 +276,7 @@ def test_a_stream_may_break_only_with_its_router() -> None:
 def test_a_ttft_belongs_to_the_fault_that_it_met() -> None:
     run = Run(
         0.0,
-        {},
+        ROUTERS,
         sent=[
             sent(outcome(sent_s=sent_s, first_text_s=sent_s + ttft_s))
             for sent_s, ttft_s in ((8.0, 1.0), (9.0, 2.0), (11.0, 0.5), (12.5, 3.0), (40.0, 4.0))
@@ -299,14 +290,16 @@ def test_a_ttft_belongs_to_the_fault_that_it_met() -> None:
 def test_a_fault_without_a_return_misses_a_goal_unless_it_hit_nobody() -> None:
     missed = record(FaultKind.KILL, "decode-0", 10.0, None)
     nobody = FaultRecord(missed.fault, began_s=10.0, hit=False)
-    not_back = {figure.name: figure.value for figure in figures_of(Run(0.0, {}, records=[missed, nobody]))}["not_back"]
+    not_back = {figure.name: figure.value for figure in figures_of(Run(0.0, ROUTERS, records=[missed, nobody]))}[
+        "not_back"
+    ]
     assert not_back == 1
 
 
 def test_the_report_shows_figures_faults_and_what_went_wrong() -> None:
     run = Run(
         100.0,
-        {URL: "router"},
+        ROUTERS,
         sent=[
             sent(outcome(Ending.FAILED, failure=Failure("worker_lost", "none is alive"), sent_s=110.0 + n))
             for n in range(5)
@@ -327,20 +320,13 @@ def test_the_report_shows_figures_faults_and_what_went_wrong() -> None:
     assert leak == "left over: 3 blocks, 1 requests (decode-0)"
 
 
-def test_counters_go_on_when_a_router_begins_anew() -> None:
-    counters = RouterCounters([URL])
-
-    def page(retries: int) -> str:
-        return (
-            "# TYPE request_retries_total counter\n"
-            f'request_retries_total{{error="WorkerLost"}} {retries}\n'
-            'request_retries_total{error="PeerLost"} 1\n'
-        )
-
-    for retries in (2, 5, 0, 3):
-        counters.note(URL, page(retries))
-    assert counters.total("request_retries_total") == (5 + 1) + (3 + 1)
-    assert counters.total("never_seen_total") == 0
+def test_retries_are_counted_by_what_each_request_leaves_in_the_log() -> None:
+    lines = [
+        "22:15:34 I router router.metrics chaos-1 finished prompt=4 prefill=p decode=d attempts=1 migrations=0",
+        "22:15:34 W router router.pipeline chaos-2: attempt 1 failed: decode-0: UNAVAILABLE",
+        "22:15:35 I router router.metrics chaos-2 failed prompt=4 attempts=3 migrations=1 error=WorkerLost: attempts=9",
+    ]
+    assert count_retries(lines) == Retries(num_retried=2, num_migrated=1)
 
 
 # ---------------------------------------------------------------- processes
@@ -406,6 +392,14 @@ def test_a_config_that_is_not_there_exits_2(tmp_path: Path, capsys) -> None:
     assert "absent.yaml" in capsys.readouterr().err
 
 
+def test_a_folder_with_the_logs_of_another_run_is_refused(tmp_path: Path, capsys) -> None:
+    (tmp_path / "router.log").touch()
+    config = tmp_path / "serve.yaml"
+    config.write_text(f"model: {{source: {save_tiny_model(tmp_path / 'model')}, name: tiny}}\n")
+    assert main(["--config", str(config), "--logs", str(tmp_path)]) == 2
+    assert "another run's logs" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 async def test_under_kills_freezes_slowness_and_restarts_no_answer_is_wrong_and_nothing_hangs_or_leaks(
@@ -455,8 +449,8 @@ def record(kind: FaultKind, target: str, began_s: float, served_again_s: float |
     return FaultRecord(Fault(began_s, kind, target, lasts_s), began_s, served_again_s=served_again_s)
 
 
-async def sent_to(*urls: str, deadline_s: float = 10.0, leaves_after: int | None = None) -> Outcome:
-    client = Client(urls, "tiny", deadline_s)
+async def sent_to(url: str, *, deadline_s: float = 10.0, leaves_after: int | None = None) -> Outcome:
+    client = Client(url, "tiny", deadline_s)
     result = Outcome("x", time.monotonic())
     await client.send(ASK, result, leaves_after)
     await client.close()
