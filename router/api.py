@@ -11,7 +11,7 @@ from functools import partial
 
 from fastapi import FastAPI, Request
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from common.errors import InvalidRequest, UnknownModel, WorkerUnavailable
 from router.answer import AnswerDelta
@@ -21,6 +21,18 @@ from router.http_gate import GateMiddleware
 from router.http_middleware import BodyLimitMiddleware, BodyLimits, RequestIdMiddleware
 from router.openai_answers import AnswerHead, AnswerShape, ChatShape, CompletionShape, JsonObject, accounts, model_card
 from router.openai_schema import ChatBody, CompletionBody, StreamOptions
+from router.openapi import (
+    HEADERS,
+    ChatAnswer,
+    CompletionAnswer,
+    Health,
+    ModelCard,
+    ModelList,
+    add_document,
+    answering,
+    exposing,
+    generating,
+)
 from router.priority_lanes import Priority
 from router.sse import EventStream, unless_disconnected
 
@@ -43,25 +55,25 @@ def create_app(frontend: Frontend, metrics: CollectorRegistry | None) -> FastAPI
     add_error_handlers(app)
     created = int(time.time())
 
-    @app.post("/v1/completions")
+    @app.post("/v1/completions", responses=generating(CompletionAnswer), openapi_extra={"parameters": HEADERS})
     async def complete(body: CompletionBody, request: Request) -> Response:
         return await _answer(frontend, request, body, CompletionShape)
 
-    @app.post("/v1/chat/completions")
+    @app.post("/v1/chat/completions", responses=generating(ChatAnswer), openapi_extra={"parameters": HEADERS})
     async def chat(body: ChatBody, request: Request) -> Response:
         return await _answer(frontend, request, body, ChatShape)
 
-    @app.get("/v1/models")
+    @app.get("/v1/models", response_model=None, responses=answering(ModelList, 401))
     async def list_models() -> JsonObject:
         return {"object": "list", "data": [model_card(frontend.model, created)]}
 
-    @app.get("/v1/models/{name:path}")
+    @app.get("/v1/models/{name:path}", response_model=None, responses=answering(ModelCard, 401, 404))
     async def describe_model(name: str) -> JsonObject:
         if name != frontend.model.name:
             raise UnknownModel(f"the model {name!r} is not served here; {frontend.model.name!r} is", param="model")
         return model_card(frontend.model, created)
 
-    @app.get("/health")
+    @app.get("/health", response_model=None, responses=answering(Health, 503))
     async def health() -> JsonObject:
         """200 exactly when a request sent now can be served."""
         if (reason := frontend.model.workers.not_ready_reason()) is not None:
@@ -70,6 +82,7 @@ def create_app(frontend: Frontend, metrics: CollectorRegistry | None) -> FastAPI
 
     if metrics is not None:
         add_metrics(app, metrics)
+    add_document(app)
     return app
 
 
@@ -82,7 +95,7 @@ def create_metrics_app(metrics: CollectorRegistry) -> FastAPI:
 
 
 def add_metrics(app: FastAPI, metrics: CollectorRegistry) -> None:
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse, responses=exposing(CONTENT_TYPE_LATEST))
     async def read_metrics() -> Response:
         return Response(generate_latest(metrics), media_type=CONTENT_TYPE_LATEST)
 

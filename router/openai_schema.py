@@ -5,64 +5,17 @@ Unknown fields are refused: an option that is silently ignored is a wrong answer
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
 
 from common.errors import InvalidRequest
+from common.sampling import MAX_SEED
 from router.chat_template import ChatMessage
-from router.validation import Wish
+from router.openai_fields import describe_others, require_harmless
+from router.validation import MAX_STOP_STRINGS, Wish
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
-
-# Fields that change nothing about the answer.
-HARMLESS = frozenset(
-    {
-        "user",
-        "metadata",
-        "store",
-        "service_tier",
-        "safety_identifier",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "parallel_tool_calls",
-        # inside a message
-        "name",
-        "annotations",
-    }
-)
-
-# Fields that are not served, and the values at which they ask for nothing. null is always one.
-UNSUPPORTED: dict[str, tuple[object, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "echo": (False,),
-    "suffix": ("",),
-    "logprobs": (False,),
-    "top_logprobs": (),
-    "prompt_logprobs": (),
-    "frequency_penalty": (0, 0.0),
-    "presence_penalty": (0, 0.0),
-    "repetition_penalty": (1, 1.0),
-    "min_p": (0, 0.0),
-    "min_tokens": (0,),
-    "logit_bias": ({},),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
-    "audio": (),
-    "prediction": (),
-    "reasoning_effort": (),
-    "verbosity": (),
-    "web_search_options": (),
-    # inside a message
-    "tool_calls": ([],),
-    "tool_call_id": (),
-    "refusal": ("",),
-}
 
 
 def _require_unicode(text: str) -> str:
@@ -74,22 +27,24 @@ def _require_unicode(text: str) -> str:
     return text
 
 
+def _documented(kind: str, **limits: float) -> WithJsonSchema:
+    """Limits for the OpenAPI document; router/validation.py has them in force, for both APIs."""
+    return WithJsonSchema({"type": kind, **limits})
+
+
 Text = Annotated[str, AfterValidator(_require_unicode)]
+Count = Annotated[int, _documented("integer", minimum=1)]
 
 
 class Body(BaseModel):
     """A JSON object whose extra fields must be harmless or ask for nothing."""
 
-    model_config = ConfigDict(strict=True, extra="allow")
+    model_config = ConfigDict(strict=True, extra="allow", json_schema_extra=describe_others)
 
     @model_validator(mode="after")
     def _refuse_what_is_not_served(self) -> Body:
         for name, value in (self.model_extra or {}).items():
-            if name in HARMLESS or (name in UNSUPPORTED and _is_neutral(value, UNSUPPORTED[name])):
-                continue
-            is_known = name in UNSUPPORTED
-            message = f"{name} is not supported with this value; leave it out" if is_known else f"unknown field {name}"
-            raise InvalidRequest(message, param=name)
+            require_harmless(name, value)
         return self
 
 
@@ -103,15 +58,15 @@ class GenerationBody(Body):
     """What both kinds of request have in common. null means the default everywhere."""
 
     model: str | None = None
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    seed: int | None = None
-    stop: Text | list[Text] | None = None
+    max_tokens: Count | None = None
+    temperature: Annotated[float, _documented("number", minimum=0, maximum=2)] | None = None
+    top_p: Annotated[float, _documented("number", exclusiveMinimum=0, maximum=1)] | None = None
+    seed: Annotated[int, _documented("integer", minimum=0, maximum=MAX_SEED)] | None = None
+    stop: Text | Annotated[list[Text], Field(json_schema_extra={"maxItems": MAX_STOP_STRINGS})] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     # beyond OpenAI
-    top_k: int | None = None
+    top_k: Annotated[int, _documented("integer", minimum=0)] | None = None
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = None
 
@@ -184,8 +139,8 @@ class MessageBody(Body):
 
 
 class ChatBody(GenerationBody):
-    messages: list[MessageBody]
-    max_completion_tokens: int | None = None  # the newer name of max_tokens
+    messages: Annotated[list[MessageBody], Field(json_schema_extra={"minItems": 1})]
+    max_completion_tokens: Count | None = None  # the newer name of max_tokens
 
     def wish(self, timeout_s: float | None) -> Wish:
         """Raises: InvalidRequest for no messages, or content that is not text."""
@@ -201,8 +156,3 @@ def _text(parts: list[TextPart | OtherPart]) -> str:
             message = f"content parts of type {part.type!r} are not supported, only 'text'"
             raise InvalidRequest(message, param="messages")
     return "\n".join(part.text for part in parts if isinstance(part, TextPart))
-
-
-def _is_neutral(value: Any, neutral: tuple[object, ...]) -> bool:
-    """Compares types too: 0 asks for log probabilities where False does not."""
-    return value is None or any(type(value) is type(item) and value == item for item in neutral)

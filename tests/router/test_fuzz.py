@@ -20,7 +20,8 @@ from common.rpc import new_channel, to_serving_error
 from router.frontend import Frontend
 from router.grpc_api import InferenceServicer
 from router.grpc_server import new_public_server
-from router.openai_schema import HARMLESS, UNSUPPORTED, ChatBody, CompletionBody
+from router.openai_fields import HARMLESS, UNSUPPORTED
+from router.openai_schema import ChatBody, CompletionBody
 
 # the same server for every example: none may leave anything behind that disturbs the next
 MANY = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
