@@ -19,6 +19,7 @@ from common.rpc import answering
 from router.pairs import Pair, Standing, new_pair
 from router.prefix_index import PrefixIndex
 from router.prompt_hashes import PromptHashes
+from router.readiness import Readiness
 from router.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ class Registry:
         self._lone_decode_s = lone_decode_s
         self._workers: dict[str, Worker] = {}
         self._pairs: dict[tuple[Worker, Worker], Pair] = {}
+        self._readiness = Readiness(self.not_ready_reason)
         self.on_change: Callable[[], None] = lambda: None
         self.on_new_pair: Callable[[Pair], None] = lambda pair: None
         self.on_lost_pair: Callable[[Pair], None] = lambda pair: None
@@ -116,6 +118,10 @@ class Registry:
         worker.drain_order = pb.DrainOrder(timeout_s=timeout_s)
         self.on_change()
 
+    async def until_ready(self) -> None:
+        """Wait a moment for workers that are about to come (back); see readiness.py."""
+        await self._readiness.wait()
+
     def max_model_len(self) -> int | None:
         """Tokens that every live worker can hold, prompt and answer together; None before the first worker."""
         return min((worker.hello.max_model_len for worker in self._workers.values()), default=None)
@@ -150,6 +156,7 @@ class Registry:
         if self.is_member(worker):
             self._index.update(worker.worker_id, load.stored_blocks, load.evicted_blocks)
         worker.heard(load)
+        self._readiness.note()
         self.on_change()
 
     def transfer_ended(self, prefill_id: str, decode_id: str, error: TransferError | None) -> None:
@@ -166,6 +173,7 @@ class Registry:
 
     def leave(self, worker: Worker) -> None:
         if self.is_member(worker):
+            self._readiness.note()
             del self._workers[worker.worker_id]
             self._index.leave(worker.worker_id)
             logger.info("%s left: %s", worker.worker_id, worker.hello.incarnation)
