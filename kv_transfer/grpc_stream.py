@@ -63,6 +63,9 @@ class GrpcLinkStream:
             call, channel = self._call, self._channel
             del self._call, self._channel
             call.cancel()
+            # After a write that failed grpc.aio takes the call for done, and its cancel does nothing; but while replies
+            # wait that nobody reads, the core's call goes on, and with it a task and the connection.
+            call._cython_call.cancel("the link is closed")
             await channel.close(grace=None)
 
 

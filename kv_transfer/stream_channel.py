@@ -120,6 +120,7 @@ class StreamDestination:
         self._iterator: AsyncIterator[pb.LinkRequest] | None = None  # gRPC's own complains if it is made and not used
         self._write = write
         self._payloads = payloads
+        self._is_prepared = False  # for pieces, which a stranger never is
         self._ahead: ReadAhead | None = None
 
     async def read(self) -> Arrival:
@@ -128,6 +129,8 @@ class StreamDestination:
         request = await self._next_request()
         if not request.HasField("piece"):
             return Arrival(request)
+        if not self._is_prepared:
+            raise PeerLost("a link begins with hello")
         return Arrival(request, await self._payloads.receive(PieceHeader.from_pb(request.piece), request.piece))
 
     async def write(self, reply: pb.LinkReply) -> None:
@@ -138,6 +141,7 @@ class StreamDestination:
 
     async def prepare(self, welcome: pb.LinkWelcome, landing: Landing) -> None:
         await self._payloads.prepare(welcome, landing)
+        self._is_prepared = True
 
     async def attach(self) -> None:
         await self._payloads.attach(self._next_request)
