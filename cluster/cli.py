@@ -1,9 +1,10 @@
-"""The pdserve command: up, status, demo, key. Mistakes end with one line that says what to change, and exit code 2."""
+"""The pdserve command. Mistakes end with one line that says what to change, and exit code 2."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import signal
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from types import FrameType
 
 from rich.console import Console
 
-from cluster import demo, key, status, up
+from cluster import demo, drain, key, status, up
 from cluster.plan import Overrides, Plan
 from cluster.supervisor import MemberGivenUp
 from common.config import Role, ServeConfig, load_config
@@ -32,6 +33,9 @@ def main(argv: list[str] | None = None) -> int:
             if not console.is_terminal:
                 console.width = PIPED_WIDTH
             return asyncio.run(status.show_status(_router_address(arguments), console))
+        if arguments.command == "drain":
+            wish = drain.DrainWish(_router_address(arguments), arguments.worker, arguments.timeout_s)
+            return asyncio.run(drain.drain(wish, console))
         if arguments.command == "key":
             return key.make_key(arguments.name, RateLimits(arguments.requests_per_minute, arguments.tokens_per_minute))
         options = _up_options(arguments)
@@ -58,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
         serving.add_argument(f"--{role}", type=_count, metavar="N", help=f"number of {role} workers")
     for name in ("http", "grpc", "control"):
         serving.add_argument(f"--{name}-port", type=_port, metavar="N", help="0 picks a free one")
+    serving.add_argument("--router-processes", type=_positive, metavar="N", help="that share the public ports")
     serving.add_argument("--logs", type=Path, metavar="FOLDER", help="where the members' log files go")
     hosts = serving.add_mutually_exclusive_group()
     hosts.add_argument("--ray", action="store_true", help="host the members as actors of a local Ray")
@@ -68,8 +73,17 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("--prompt", default="Explain in three sentences why the sky is blue.")
     show.add_argument("--max-tokens", type=_count, default=96, metavar="N")
     ask = commands.add_parser("status", help="the workers of a running deployment")
-    ask.add_argument("--router", metavar="HOST:PORT", help="its control address; default: from the config")
-    ask.add_argument("--config", type=Path, help=argparse.SUPPRESS)
+    leave = commands.add_parser("drain", help="let a worker end what it has, and leave")
+    leave.add_argument("worker", help="its name, as `pdserve status` shows it")
+    leave.add_argument(
+        "--timeout-s",
+        type=_seconds,
+        metavar="N",
+        help="until what it still runs goes on elsewhere; default: its drain_timeout_s",
+    )
+    for command in (ask, leave):
+        command.add_argument("--router", metavar="HOST:PORT", help="a control address; default: from the config")
+        command.add_argument("--config", type=Path, help=argparse.SUPPRESS)
     make = commands.add_parser("key", help="a new API key, and the line of it for router.api_keys_file")
     make.add_argument("name", help="whose it is")
     for unit in ("requests", "tokens"):
@@ -83,6 +97,7 @@ def _up_options(arguments: argparse.Namespace) -> up.UpOptions:
         overrides=Overrides(
             replicas={role: vars(arguments)[role] for role in Role},
             ports={key: vars(arguments)[key] for key in ("http_port", "grpc_port", "control_port")},
+            router_processes=arguments.router_processes,
         ),
         log_folder=arguments.logs,
         ray_address="local" if arguments.ray else arguments.address,
@@ -105,6 +120,22 @@ def _count(text: str) -> int:
     if not text.isdigit():
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 up")
     return int(text)
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 up")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return seconds
 
 
 def _port(text: str) -> int:

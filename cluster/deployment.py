@@ -34,12 +34,14 @@ async def run_deployment(plan: Plan, host: WorkerHost, display: Display, work: C
 
 
 async def until_ready(plan: Plan, display: Display) -> None:
+    """Through each of the routers: a client does not choose which one answers."""
     display.doing("starting")
-    async with aclosing(follow_status(plan.control_address)) as statuses:
-        async for status in statuses:
-            display.cluster_status(status, plan)
-            if status.is_ready:
-                return
+    for address in plan.control_addresses:
+        async with aclosing(follow_status(address)) as statuses:
+            async for status in statuses:
+                display.cluster_status(status, plan)
+                if status.is_ready:
+                    break
 
 
 async def announce_members(plan: Plan, display: Display) -> None:

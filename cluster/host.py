@@ -12,8 +12,9 @@ from common.config import Role
 class MemberSpec:
     """One thing to keep alive. Its name is stable over restarts; its incarnation is not."""
 
-    name: str  # "router", "prefill-0", "decode-1"
-    role: Role | None  # None: the router
+    name: str  # "router", "router-1", "prefill-0", "decode-1"
+    role: Role | None  # None: a router
+    control_port: int | None = None  # a router's, where there are several
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Ending:
     reason: str  # "exit code 1", "killed by SIGKILL", "actor died"
     last_words: str = ""  # the end of what it said, for the person at the terminal
     is_config_error: bool = False  # starting it again cannot help
+    has_left: bool = False  # it was asked to go, and went in order
 
 
 class Member(Protocol):

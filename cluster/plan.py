@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import yaml
 
 from cluster.host import MemberSpec
-from common.config import Role, RouterSection, ServeConfig
+from common.config import Role, ServeConfig
 from common.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
@@ -24,6 +25,7 @@ class Overrides:
 
     replicas: Mapping[Role, int | None] = field(default_factory=dict)
     ports: Mapping[str, int | None] = field(default_factory=dict)  # by key of the router section
+    router_processes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -31,12 +33,15 @@ class Plan:
     """A deployment that can be started: every port is a number, every pool has its threads."""
 
     config: ServeConfig
+    control_ports: tuple[int, ...] = ()  # of each router process; none: as the config says
 
     @property
     def specs(self) -> list[MemberSpec]:
-        """The router first, then the workers."""
+        """The routers first, then the workers."""
         workers = [MemberSpec(f"{role}-{i}", role) for role in Role for i in range(self.config.pool(role).replicas)]
-        return [MemberSpec("router", None), *workers]
+        if self.config.router.processes == 1:
+            return [MemberSpec("router", None), *workers]
+        return [MemberSpec(f"router-{i}", None, port) for i, port in enumerate(self._control_ports)] + workers
 
     @property
     def worker_names(self) -> list[str]:
@@ -52,16 +57,31 @@ class Plan:
 
     @property
     def control_address(self) -> str:
-        return f"{_reachable(self.config.router.host)}:{self.config.router.control_port}"
+        """The first router's; each of them knows all workers."""
+        return self.control_addresses[0]
+
+    @property
+    def control_addresses(self) -> list[str]:
+        return [f"{_reachable(self.config.router.host)}:{port}" for port in self._control_ports]
+
+    @property
+    def longest_drain_s(self) -> float:
+        config = self.config
+        return max(config.router.drain_timeout_s, *(config.pool(role).drain_timeout_s for role in Role))
+
+    @property
+    def _control_ports(self) -> tuple[int, ...]:
+        router = self.config.router
+        return self.control_ports or tuple(router.control_port + i for i in range(router.processes))
 
     def on_network(self, node_address: str) -> Plan:
         """For members on several machines: a router that listens on loopback listens on this node's address instead."""
         if self.config.router.host != LOOPBACK:
             return self
-        return Plan(_updated(self.config, {"router": {"host": node_address}}))
+        return Plan(_updated(self.config, {"router": {"host": node_address}}), self.control_ports)
 
     def with_secret_file(self, path: Path) -> Plan:
-        return Plan(_updated(self.config, {"security": {"secret_file": path}}))
+        return Plan(_updated(self.config, {"security": {"secret_file": path}}), self.control_ports)
 
     def write(self, path: Path) -> None:
         """The effective serve.yaml, which every process of this deployment reads."""
@@ -85,41 +105,44 @@ def make_plan(config: ServeConfig, overrides: Overrides, num_cores: int | None =
         role: {"replicas": replicas[role], "num_threads": config.pool(role).num_threads or threads} for role in Role
     }
     changes["router"] = {key: port for key, port in overrides.ports.items() if port is not None}
+    if overrides.router_processes is not None:
+        changes["router"]["processes"] = overrides.router_processes
     return Plan(_updated(config, changes))
 
 
 def with_free_ports(plan: Plan) -> Plan:
     """Ports given as 0 become free ones, all different. Raises: ConfigError naming the first port in use."""
     router = plan.config.router
-    taken: list[socket.socket] = []
-    ports: dict[str, int] = {}
-    try:
-        for key in ("http_port", "grpc_port", "control_port"):
-            taken.append(_bind(router, key))
-            ports[key] = taken[-1].getsockname()[1]
-    finally:
-        for held in taken:
-            held.close()
-    return Plan(_updated(plan.config, {"router": ports}))
+    with ExitStack() as held:
+
+        def free(key: str, port: int) -> int:
+            taken: int = held.enter_context(_bind(router.host, port, key)).getsockname()[1]
+            return taken
+
+        public = {"http_port": free("http_port", router.http_port), "grpc_port": free("grpc_port", router.grpc_port)}
+        first = router.control_port
+        control = tuple(free("control_port", first and first + index) for index in range(router.processes))
+    return Plan(_updated(plan.config, {"router": {**public, "control_port": control[0]}}), control)
 
 
 def available_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _bind(router: RouterSection, key: str) -> socket.socket:
-    port: int = getattr(router, key)
-    family = socket.AF_INET6 if ":" in router.host else socket.AF_INET
+def _bind(host: str, port: int, key: str) -> socket.socket:
+    """key: of the router section, for the message."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     probe = socket.socket(family, socket.SOCK_STREAM)
     probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was used a moment ago is free
     try:
-        probe.bind((router.host, port))
+        probe.bind((host, port))
         probe.listen(1)
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         probe.close()
+        reason = error.strerror if isinstance(error, OSError) else "there is no such port"
         option = f"--{key.replace('_', '-')}"
         raise ConfigError(
-            f"cannot listen on {router.host}:{port} ({error.strerror}): choose another router.{key}, "
+            f"cannot listen on {host}:{port} ({reason}): choose another router.{key}, "
             f"or give {option} N (0 picks a free one)"
         ) from error
     return probe

@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -66,7 +66,9 @@ class ProcessMember:
         code = await self._process.wait()
         self._kill_session()  # whatever the member itself had started
         reason = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        return Ending(reason, last_words(self._log_path, self._log_start), code == CONFIG_ERROR_EXIT_CODE)
+        return Ending(
+            reason, last_words(self._log_path, self._log_start), code == CONFIG_ERROR_EXIT_CODE, has_left=code == 0
+        )
 
     async def stop(self) -> None:
         if self._process.returncode is None:
@@ -84,12 +86,17 @@ class ProcessMember:
             os.killpg(self.pid, signal.SIGKILL)
 
 
-def python_command(spec: MemberSpec, config_path: Path, router_address: str, python: str = sys.executable) -> list[str]:
-    """What a person would type to run this member bare."""
+def python_command(
+    spec: MemberSpec, config_path: Path, routers: Sequence[str], python: str = sys.executable
+) -> list[str]:
+    """What a person would type to run this member bare. routers: their control addresses."""
     if spec.role is None:
-        return [python, "-m", "router", "--config", str(config_path)]
+        command = [python, "-m", "router", "--config", str(config_path)]
+        return command if spec.control_port is None else [*command, "--control-port", str(spec.control_port)]
     package = "prefill_worker" if spec.role is Role.PREFILL else "decode_worker"
-    command = [python, "-m", package, "--config", str(config_path), "--name", spec.name, "--router", router_address]
+    command = [python, "-m", package, "--config", str(config_path), "--name", spec.name]
+    for router in routers:
+        command += ["--router", router]
     return [*command, "--colocated"] if spec.role is Role.COLOCATED else command
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from common.config import Role, SecuritySection, ServeConfig
 from common.logs import setup_logging
 from common.process import Service
 
+LEFT = "left"
+
 
 @dataclass(frozen=True)
 class MemberOrder:
@@ -22,7 +25,7 @@ class MemberOrder:
 
     spec: MemberSpec
     config: ServeConfig
-    router_address: str
+    routers: tuple[str, ...]  # their control addresses
     log_path: Path | None  # None: stay in Ray's own logs, as on another machine
     is_spread: bool = False  # over several machines: listen on the node's own address
 
@@ -37,15 +40,29 @@ class MemberActor:
         self._is_stopped = False
 
     async def serve(self, order: MemberOrder) -> str:
-        """Returns why it ended. Raises: ConfigError when it cannot start."""
+        """Returns why it ended, LEFT when it was drained. Raises: ConfigError when it cannot start."""
         if order.log_path is not None:
             _redirect_output(order.log_path)
         setup_logging(order.spec.name)
         self._service = await _start(order, self._secret)
-        crash = await self._service.wait_crashed()
-        return f"crashed: {crash!r}"
+        crashing = asyncio.ensure_future(self._service.wait_crashed())
+        drained = asyncio.ensure_future(self._service.wait_drained())
+        await asyncio.wait({crashing, drained}, return_when=asyncio.FIRST_COMPLETED)
+        if not drained.done():
+            drained.cancel()
+            return f"crashed: {crashing.result()!r}"
+        crashing.cancel()
+        await self._stop()
+        return LEFT
 
     async def stop(self) -> None:
+        """Drains first, which ends `serve` too."""
+        if self._service is not None:
+            self._service.begin_drain()
+            await self._service.wait_drained()
+            await self._stop()
+
+    async def _stop(self) -> None:
         if self._service is not None:
             service, self._service = self._service, None
             await service.stop()
@@ -56,6 +73,9 @@ async def _start(order: MemberOrder, secret: bytes) -> Service:
     if role is None:
         from router.server import RouterServer  # each process loads its own role only
 
+        if order.spec.control_port is not None:
+            router = config.router.model_copy(update={"control_port": order.spec.control_port})
+            config = config.model_copy(update={"router": router})
         return await RouterServer.start(config)
     if order.is_spread:
         config = _on_this_node(config, role)
@@ -64,10 +84,10 @@ async def _start(order: MemberOrder, secret: bytes) -> Service:
         if role is Role.PREFILL:
             from prefill_worker.server import PrefillServer
 
-            return await PrefillServer.start(config, name, order.router_address)
+            return await PrefillServer.start(config, name, order.routers)
         from decode_worker.server import DecodeServer
 
-        return await DecodeServer.start(config, name, order.router_address, role)
+        return await DecodeServer.start(config, name, order.routers, role)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from typing import Any
 from cluster.host import Ending, HostError, MemberSpec
 from cluster.plan import Plan, with_free_ports
 from cluster.processes import last_words
-from cluster.ray_actor import MemberActor, MemberOrder
+from cluster.ray_actor import LEFT, MemberActor, MemberOrder
 from common.config import Role, ServeConfig
 from common.errors import ConfigError
 
@@ -82,12 +82,14 @@ class RayHost:
     async def start(self, spec: MemberSpec) -> RayMember:
         is_here = spec.role is None or not self._placement.is_spread
         log_path = self._logs / f"{spec.name}.log" if is_here else None
-        order = MemberOrder(spec, self._plan.config, self._plan.control_address, log_path, self._placement.is_spread)
+        order = MemberOrder(
+            spec, self._plan.config, tuple(self._plan.control_addresses), log_path, self._placement.is_spread
+        )
         options = self._on_this_node() if spec.role is None else self._placement.options(spec.role, self._plan.config)
         try:
             new_actor = self._ray.remote(MemberActor).options(max_restarts=0, max_concurrency=8, **options).remote
             actor = new_actor(b"" if spec.role is None else self._secret)
-            return RayMember(self._ray, actor, order)
+            return RayMember(self._ray, actor, order, self._plan.longest_drain_s + _STOP_TIMEOUT_S)
         except self._ray.exceptions.RayError as error:
             raise HostError(f"Ray cannot start {spec.name}: {error}") from error
 
@@ -103,7 +105,8 @@ class RayHost:
 
 
 class RayMember:
-    def __init__(self, ray: Any, actor: Any, order: MemberOrder) -> None:
+    def __init__(self, ray: Any, actor: Any, order: MemberOrder, stop_timeout_s: float) -> None:
+        self._stop_timeout_s = stop_timeout_s
         self._ray = ray
         self._actor = actor
         self._log_path = order.log_path
@@ -119,7 +122,7 @@ class RayMember:
     async def stop(self) -> None:
         errors = self._ray.exceptions
         with suppress(TimeoutError, errors.RayActorError, errors.RayTaskError):
-            await asyncio.wait_for(_result(self._actor.stop.remote()), _STOP_TIMEOUT_S)
+            await asyncio.wait_for(_result(self._actor.stop.remote()), self._stop_timeout_s)
         self._ray.kill(self._actor, no_restart=True)
         await asyncio.wait({self._life}, timeout=_STOP_TIMEOUT_S)
         self._life.cancel()
@@ -127,7 +130,8 @@ class RayMember:
 
 async def _until_end(ray: Any, serving: Any) -> Ending:
     try:
-        return Ending(await _result(serving))
+        reason = await _result(serving)
+        return Ending(reason, has_left=reason == LEFT)
     except ray.exceptions.RayActorError as error:
         last_line = str(error).strip().splitlines()[-1].strip()
         return Ending(last_line.partition(". ")[0])  # the rest is a page of guesses

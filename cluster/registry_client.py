@@ -13,6 +13,7 @@ from common.pb import serving_pb2 as pb
 from common.pb import serving_pb2_grpc
 from common.rpc import new_channel, typed_errors
 
+CALL_TIMEOUT_S = 5.0
 # CANCELLED: it stopped while it was asked
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
@@ -27,6 +28,18 @@ async def cluster_status(control_address: str, timeout_s: float) -> pb.ClusterSt
                 return status
         except WorkerUnavailable as error:
             raise WorkerUnavailable(f"no router answers at {control_address}") from error
+
+
+async def drain_worker(control_address: str, worker_id: str, timeout_s: float) -> None:
+    """Returns once the router has taken note. timeout_s 0: the worker's own.
+
+    Raises: InvalidRequest if there is no such worker, WorkerUnavailable.
+    """
+    async with new_channel(control_address) as channel:
+        registry: Any = serving_pb2_grpc.RegistryStub(channel)
+        with typed_errors(f"the router at {control_address}"):
+            request = pb.DrainWorkerRequest(worker_id=worker_id, timeout_s=timeout_s)
+            await registry.DrainWorker(request, timeout=CALL_TIMEOUT_S)
 
 
 async def follow_status(control_address: str, every_s: float = 0.2) -> AsyncGenerator[pb.ClusterStatus]:

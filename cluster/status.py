@@ -34,7 +34,7 @@ STANDINGS = {pb.PAIR_UNCHECKED: "unchecked", pb.PAIR_GOOD: "good", pb.PAIR_REFUS
 
 def status_table(status: pb.ClusterStatus) -> Table:
     table = Table(title=f"pdserve {status.model}", title_justify="left", box=SIMPLE, pad_edge=False)
-    for column in ("worker", "address"):
+    for column in ("worker", "address", "state"):
         table.add_column(column, overflow="fold")
     for column in ("seen", "assigned", "waiting", "running", "blocks used"):
         table.add_column(column, justify="right")
@@ -43,6 +43,7 @@ def status_table(status: pb.ClusterStatus) -> Table:
         table.add_row(
             worker.hello.worker_id,
             worker.hello.address,
+            worker.unfit_reason or "fit",
             f"{worker.heartbeat_age_s:.1f} s",
             str(worker.num_assigned),
             str(load.num_waiting + load.num_reserved),

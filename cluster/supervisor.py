@@ -40,7 +40,14 @@ class MemberDied:
     restart_in_s: float
 
 
-MemberEvent = MemberStarting | MemberDied
+@dataclass(frozen=True)
+class MemberLeft:
+    """A worker that was drained. It is not started again: whoever drained it had a reason."""
+
+    spec: MemberSpec
+
+
+MemberEvent = MemberStarting | MemberDied | MemberLeft
 
 
 class MemberGivenUp(Exception):
@@ -56,7 +63,10 @@ class Clock:
 
 
 class Supervisor:
-    """Owns the lives of all members. `run` lasts until it is cancelled; no member outlives it."""
+    """Owns the lives of all members. `run` lasts until it is cancelled; no member outlives it.
+
+    Routers are stopped first: what they still answer needs the workers.
+    """
 
     def __init__(
         self,
@@ -74,12 +84,13 @@ class Supervisor:
         """Raises: ConfigError or MemberGivenUp with the message of the member that cannot be started; the others
         are stopped first."""
         try:
-            async with asyncio.TaskGroup() as members:
+            async with asyncio.TaskGroup() as workers, asyncio.TaskGroup() as routers:
                 for spec in specs:
-                    members.create_task(self._keep_alive(spec), name=spec.name)
+                    group = routers if spec.role is None else workers
+                    group.create_task(self._keep_alive(spec), name=spec.name)
         except ExceptionGroup as failures:
             hopeless = failures.split((ConfigError, MemberGivenUp))[0]
-            raise failures if hopeless is None else hopeless.exceptions[0] from None
+            raise failures if hopeless is None else _first(hopeless) from None
 
     async def _keep_alive(self, spec: MemberSpec) -> None:
         num_deaths, was_healthy = 0, False
@@ -87,6 +98,9 @@ class Supervisor:
             self._on_event(MemberStarting(spec))
             started_s = self._clock.now()
             ending = await self._live_once(spec)
+            if ending.has_left and spec.role is not None:
+                self._on_event(MemberLeft(spec))
+                return
             if self._clock.now() - started_s >= self._backoff.healthy_s:
                 num_deaths, was_healthy = 0, True
             num_deaths += 1
@@ -111,6 +125,12 @@ class Supervisor:
             return await member.ended()
         finally:
             await member.stop()
+
+
+def _first(failures: BaseExceptionGroup[Exception]) -> Exception:
+    """Of groups within groups."""
+    first = failures.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 def _last_line(ending: Ending) -> str:

@@ -24,6 +24,7 @@ from common.errors import ConfigError
 from common.model_source import resolve_model
 
 RUNS_KEPT = 10
+STOP_MARGIN_S = 10.0  # after a member should have drained, before it is killed
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,9 @@ def _host(ray_address: str | None, plan: Plan, logs: Path) -> tuple[Plan, Worker
     plan.write(config_path)
 
     def command(spec: MemberSpec) -> list[str]:
-        return python_command(spec, config_path, plan.control_address)
+        return python_command(spec, config_path, plan.control_addresses)
 
-    return plan, ProcessHost(command, logs)
+    return plan, ProcessHost(command, logs, plan.longest_drain_s + STOP_MARGIN_S)
 
 
 def new_log_folder(chosen: Path | None) -> Path:

@@ -47,6 +47,8 @@ class RouterSection(Section):
     http_port: Port = 8000
     grpc_port: Port = 8001
     control_port: Port = 8002  # workers register here; never expose it
+    # that share the first two ports; each has a control port of its own, counted up from control_port
+    processes: Annotated[int, Field(ge=1, le=64)] = 1
     policy: Literal["kv_aware", "least_loaded", "round_robin"] = "kv_aware"
     max_index_blocks: Annotated[int, Field(ge=1)] = 1_000_000  # of all workers' prefix caches; about 200 bytes each
     max_queued_requests: Annotated[int, Field(ge=1)] = 256
@@ -55,6 +57,7 @@ class RouterSection(Section):
     share_prefix_cache: bool = False  # between the names in api_keys_file
     request_timeout_s: Annotated[float, Field(gt=0)] = 600.0
     max_attempts: Annotated[int, Field(ge=1)] = 3
+    drain_timeout_s: Annotated[float, Field(ge=0)] = 30.0  # SIGTERM → the end of answers that still run
 
 
 class PoolSection(Section):
@@ -69,6 +72,8 @@ class PoolSection(Section):
     # per step, prefill and decode together; default: 256 on a CPU, where it bounds the wait of a cancel, 2048 on CUDA
     max_num_batched_tokens: Annotated[int, Field(ge=1)] | None = None
     max_num_seqs: Annotated[int, Field(ge=1)] = 64  # running at once
+    # SIGTERM or `pdserve drain` → what still runs goes on elsewhere, and the worker is gone
+    drain_timeout_s: Annotated[float, Field(ge=0)] = 30.0
 
 
 class TlsSection(Section):

@@ -18,6 +18,7 @@ from common.logs import setup_logging
 
 logger = logging.getLogger(__name__)
 
+DEFAULT_ROUTER = "127.0.0.1:8002"
 EXIT_CONFIG = 2  # the operator must change something; restarting does not help
 
 
@@ -27,12 +28,21 @@ class Service(Protocol):
     async def wait_crashed(self) -> BaseException:
         """Returns only when the service cannot go on."""
 
+    def begin_drain(self) -> None:
+        """Take no new work. What runs may end by itself, within a bound. Safe to call again."""
+
+    async def wait_drained(self) -> None:
+        """Returns once somebody, not only `begin_drain`, has wished it to drain and nothing runs any more."""
+
     async def stop(self) -> None:
         """End every request and release everything. Safe to call once."""
 
 
 def run_process(name: str, start: Callable[[], Awaitable[Service]]) -> int:
-    """Run a service until SIGINT or SIGTERM. Exit status: 0 stopped, 1 crashed, 2 (EXIT_CONFIG) misconfigured."""
+    """Run a service until it is told to go: SIGTERM drains it first, SIGINT or a second SIGTERM stops it at once.
+
+    Exit status: 0 stopped or drained, 1 crashed, 2 (EXIT_CONFIG) misconfigured.
+    """
     setup_logging(name)
     try:
         return asyncio.run(_serve(start))
@@ -42,23 +52,30 @@ def run_process(name: str, start: Callable[[], Awaitable[Service]]) -> int:
 
 
 async def _serve(start: Callable[[], Awaitable[Service]]) -> int:
-    stop_asked = asyncio.Event()
+    drain_asked, stop_asked = asyncio.Event(), asyncio.Event()
+
+    def on_sigterm() -> None:
+        (stop_asked if drain_asked.is_set() else drain_asked).set()
+
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop_asked.set)
+    loop.add_signal_handler(signal.SIGINT, stop_asked.set)
+    loop.add_signal_handler(signal.SIGTERM, on_sigterm)
     starting = asyncio.ensure_future(start())
+    draining = asyncio.create_task(drain_asked.wait())
     stopping = asyncio.create_task(stop_asked.wait())
-    await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait({starting, draining, stopping}, return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         return 0
     service = await starting
+    draining.add_done_callback(lambda task: None if task.cancelled() else service.begin_drain())
     crashing = asyncio.create_task(service.wait_crashed())
-    await asyncio.wait({crashing, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    has_crashed = crashing.done()
-    crashing.cancel()
-    stopping.cancel()
+    drained = asyncio.create_task(service.wait_drained())
+    await asyncio.wait({crashing, drained, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    has_crashed = crashing.done() and not drained.done()
+    for task in (crashing, drained, draining, stopping):
+        task.cancel()
     await service.stop()
     return 1 if has_crashed else 0
 
@@ -69,7 +86,7 @@ class WorkerOptions:
 
     config_path: Path
     name: str
-    router: str
+    routers: tuple[str, ...]
     role: Role
 
     def config(self) -> ServeConfig:
@@ -81,9 +98,12 @@ def worker_options(program: str, roles: tuple[Role, ...]) -> WorkerOptions:
     parser = argparse.ArgumentParser(prog=f"python -m {program}", description=f"One {roles[0]} worker of pdserve.")
     parser.add_argument("--config", type=Path, default=Path("serve.yaml"), help="default: serve.yaml")
     parser.add_argument("--name", help=f"stable over restarts; default: {roles[0]}-0")
-    parser.add_argument("--router", default="127.0.0.1:8002", help="the router's control address")
+    parser.add_argument(
+        "--router", action="append", help=f"a router's control address, once for each; default: {DEFAULT_ROUTER}"
+    )
     for role in roles[1:]:
         parser.add_argument(f"--{role}", action="store_const", const=role, dest="role", help=f"run as {role}")
     parser.set_defaults(role=roles[0])
     given = parser.parse_args()
-    return WorkerOptions(given.config, given.name or f"{given.role}-0", given.router, given.role)
+    routers = tuple(given.router or [DEFAULT_ROUTER])
+    return WorkerOptions(given.config, given.name or f"{given.role}-0", routers, given.role)

@@ -34,7 +34,7 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 250),  # a router that starts again has its workers back within a heartbeat
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.use_local_subchannel_pool", 1),
 ]
@@ -47,7 +47,6 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.so_reuseport", 0),  # a port in use is an error, not a shared port
 ]
 
 _BY_STATUS: dict[grpc.StatusCode, type[ServingError]] = {
@@ -64,9 +63,17 @@ def new_channel(address: str) -> grpc.aio.Channel:
 
 
 def new_server(
-    interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (), max_request_bytes: int = MAX_MESSAGE_BYTES
+    interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
+    max_request_bytes: int = MAX_MESSAGE_BYTES,
+    *,
+    shares_port: bool = False,
 ) -> grpc.aio.Server:
-    options = [*SERVER_OPTIONS, ("grpc.max_receive_message_length", max_request_bytes)]
+    """shares_port: other processes may listen on the same port; otherwise that is an error."""
+    options = [
+        *SERVER_OPTIONS,
+        ("grpc.max_receive_message_length", max_request_bytes),
+        ("grpc.so_reuseport", int(shares_port)),
+    ]
     return grpc.aio.server(interceptors=interceptors, options=options)
 
 

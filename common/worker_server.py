@@ -1,19 +1,23 @@
-"""What every worker process is from the outside: a gRPC server that is a member at a router."""
+"""What every worker process is from the outside: a gRPC server that is a member at one or several routers."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import grpc
 
+from common.cache_feed import CacheFeed, CacheSource
 from common.config import Role, ServeConfig
+from common.drain import Drain
 from common.kv_layout import KVLayout
 from common.link_status import LinkSource, link_statuses
-from common.membership import Membership
+from common.membership import Membership, Report, ReportSource
 from common.pb import serving_pb2 as pb
 from common.rpc import bind_port, new_server
 from common.standard_services import add_standard_services
@@ -33,38 +37,39 @@ class WorkerServer:
     `services` maps each full service name to the function that adds its servicer to a server.
     """
 
-    def __init__(self, services: dict[str, Callable[[grpc.aio.Server], None]]) -> None:
+    def __init__(self, services: dict[str, Callable[[grpc.aio.Server], None]], drain: Drain) -> None:
         self._services = services
+        self._drain = drain
         self._server = new_server()
-        self._membership: Membership | None = None
+        self._memberships: list[Membership] = []
 
     def bind(self, host: str) -> str:
-        """Take a free port before serving; the router learns the address from the hello."""
+        """Take a free port before serving; routers learn the address from the hello."""
         return bind_port(self._server, host, 0)
 
-    async def start(
-        self, hello: pb.WorkerHello, router_address: str, report: Callable[[bool], Awaitable[pb.WorkerLoad]]
-    ) -> None:
-        """`report` as Membership takes it."""
+    async def start(self, hello: pb.WorkerHello, routers: Sequence[str], reports: ReportSource) -> None:
+        """routers: the control addresses of all that may give it work. Each hears of it on a stream of its own."""
         for add in self._services.values():
             add(self._server)
         await add_standard_services(self._server, list(self._services))
         await self._server.start()
-        self._membership = Membership(router_address, hello, report)
+        self._memberships = [Membership(router, hello, reports, self._told_to_drain) for router in routers]
         logger.info("%s serves on %s, incarnation %s", hello.worker_id, hello.address, hello.incarnation)
 
     async def leave(self) -> None:
-        """Leave the router, so that nothing new arrives. Safe to call twice."""
-        if self._membership is not None:
-            await self._membership.close()
+        """Leave the routers, so that nothing new arrives. Safe to call twice."""
+        await asyncio.gather(*(membership.close() for membership in self._memberships))
 
     async def stop(self) -> None:
         """End what is running, then the server."""
         await self.leave()
         await self._server.stop(STOP_GRACE_S)
 
+    def _told_to_drain(self, timeout_s: float) -> None:
+        self._drain.begin(timeout_s or None)
 
-class LoadSource(Protocol):
+
+class LoadSource(CacheSource, Protocol):
     """What a worker's engine tells of itself: engine/async_engine.py in every real worker."""
 
     @property
@@ -77,35 +82,33 @@ class LoadSource(Protocol):
     async def load(self) -> DataclassInstance:
         """With the fields of pb.WorkerLoad that bear their names."""
 
-    async def cache_events(self, *, as_snapshot: bool) -> CacheEvents: ...
-
-
-class CacheEvents(Protocol):
-    @property
-    def stored(self) -> list[bytes]: ...
-
-    @property
-    def evicted(self) -> list[bytes]: ...
-
 
 class LoadReports:
-    """A worker's load as messages: for whoever asks, and for the router, which also hears of prefix cache and links."""
+    """A worker's load as messages: for whoever asks, and for its routers, which also hear of prefix cache and links."""
 
-    def __init__(self, source: LoadSource, links: LinkSource) -> None:
+    def __init__(self, source: LoadSource, links: LinkSource, drain: Drain) -> None:
         self._source = source
         self._links = links
+        self._drain = drain
+        self._cache = CacheFeed(source)
 
     async def measure(self) -> pb.WorkerLoad:
-        return pb.WorkerLoad(**asdict(await self._source.load()))
+        return pb.WorkerLoad(**asdict(await self._source.load()), is_draining=self._drain.is_draining)
 
-    async def report(self, is_first: bool) -> pb.WorkerLoad:
+    @contextmanager
+    def listening(self) -> Iterator[Report]:
         """As Membership wants it."""
-        load = await self.measure()
-        events = await self._source.cache_events(as_snapshot=is_first)
-        load.stored_blocks.extend(events.stored)
-        load.evicted_blocks.extend(events.evicted)
-        load.links.extend(link_statuses(self._links))
-        return load
+        with self._cache.listening() as cache_news:
+
+            async def report() -> pb.WorkerLoad:
+                load = await self.measure()
+                news = await cache_news()
+                load.stored_blocks.extend(news.stored)
+                load.evicted_blocks.extend(news.evicted)
+                load.links.extend(link_statuses(self._links))
+                return load
+
+            yield report
 
     def hello(self, config: ServeConfig, role: Role, identity: WorkerIdentity) -> pb.WorkerHello:
         return pb.WorkerHello(

@@ -12,7 +12,7 @@ from decode_worker.server import DecodeServer
 def main() -> int:
     options = worker_options("decode_worker", roles=(Role.DECODE, Role.COLOCATED))
     return run_process(
-        options.name, lambda: DecodeServer.start(options.config(), options.name, options.router, options.role)
+        options.name, lambda: DecodeServer.start(options.config(), options.name, options.routers, options.role)
     )
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import grpc
 
 from common.config import Role, ServeConfig
+from common.drain import Drain
 from common.identity import new_incarnation
 from common.model_source import resolve_model
 from common.pb import serving_pb2_grpc as pb_grpc
@@ -25,14 +27,17 @@ from kv_transfer.wire_dtype import WireDtype
 class DecodeServer:
     """A running decode worker. Make one with `start`; colocated is the same worker with another role."""
 
-    def __init__(self, address: str, server: WorkerServer, engine: AsyncEngine, receiver: KVReceiver) -> None:
+    def __init__(
+        self, address: str, server: WorkerServer, drain: Drain, engine: AsyncEngine, receiver: KVReceiver
+    ) -> None:
         self.address = address
         self._server = server
+        self._drain = drain
         self._engine = engine
         self._receiver = receiver
 
     @staticmethod
-    async def start(config: ServeConfig, name: str, router_address: str, role: Role = Role.DECODE) -> DecodeServer:
+    async def start(config: ServeConfig, name: str, routers: Sequence[str], role: Role = Role.DECODE) -> DecodeServer:
         """Load the model, then serve and register. Raises: ConfigError, ModelError."""
         transfer_config = config.kv_transfer()  # a mistake in it is told before the model is loaded
         pool = config.pool(role)
@@ -46,7 +51,8 @@ class DecodeServer:
         worker = DecodeWorker(engine, intake)
         pair_check = PairCheck(engine, intake, capture, WireDtype(config.transfer.wire_dtype))
 
-        loads = LoadReports(engine, receiver)
+        drain = Drain(name, pool.drain_timeout_s)
+        loads = LoadReports(engine, receiver, drain)
 
         def counters() -> dict[str, int]:
             return {
@@ -57,15 +63,22 @@ class DecodeServer:
             }
 
         def add_decode(grpc_server: grpc.aio.Server) -> None:
-            service = DecodeService(worker, pair_check, StatusSource(hello, loads.measure, counters, receiver))
+            service = DecodeService(worker, pair_check, drain, StatusSource(hello, loads.measure, counters, receiver))
             pb_grpc.add_DecodeServicer_to_server(service, grpc_server)
 
-        server = WorkerServer({"pdserve.v1.Decode": add_decode, "pdserve.v1.KVTransfer": receiver.add_to_server})
+        services = {"pdserve.v1.Decode": add_decode, "pdserve.v1.KVTransfer": receiver.add_to_server}
+        server = WorkerServer(services, drain)
         address = server.bind(pool.host)
         await receiver.open(address)
         hello = loads.hello(config, role, WorkerIdentity(name, incarnation, address))
-        await server.start(hello, router_address, loads.report)
-        return DecodeServer(address, server, engine, receiver)
+        await server.start(hello, routers, loads)
+        return DecodeServer(address, server, drain, engine, receiver)
+
+    def begin_drain(self) -> None:
+        self._drain.begin()
+
+    async def wait_drained(self) -> None:
+        await self._drain.ended()
 
     async def wait_crashed(self) -> BaseException:
         return await self._engine.wait_crashed()

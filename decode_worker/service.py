@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 
+from common.drain import Drain
 from common.pb import serving_pb2 as pb
 from common.pb import serving_pb2_grpc as pb_grpc
 from common.rpc import answering
@@ -17,22 +18,23 @@ from decode_worker.worker import DecodeWorker
 
 
 class DecodeService(pb_grpc.DecodeServicer):
-    def __init__(self, worker: DecodeWorker, pair_check: PairCheck, status: StatusSource) -> None:
+    def __init__(self, worker: DecodeWorker, pair_check: PairCheck, drain: Drain, status: StatusSource) -> None:
         self._worker = worker
         self._pair_check = pair_check
+        self._drain = drain
         self._status = status
 
     async def Generate(
         self, request: pb.DecodeRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.DecodeEvent]:
-        async with answering(context), aclosing(self._worker.generate(request)) as events:
+        async with answering(context), aclosing(self._drain.work(self._worker.generate(request))) as events:
             async for event in events:
                 yield event
 
     async def CheckPair(
         self, request: pb.PairCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.PairCheckEvent]:
-        async with answering(context), aclosing(self._pair_check.run(request)) as events:
+        async with answering(context), aclosing(self._drain.work(self._pair_check.run(request))) as events:
             async for event in events:
                 yield event
 

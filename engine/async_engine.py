@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import torch
 
+from common.block_hash import BlockHash
 from common.kv_layout import KVLayout
 from engine.block_manager import CacheEvents
 from engine.engine import Engine, EngineLimits, EngineLoad, OnLayerComputed, StepObserver
@@ -84,8 +85,13 @@ class AsyncEngine:
     async def load(self) -> EngineLoad:
         return await self.call(lambda engine: engine.load())
 
-    async def cache_events(self, *, as_snapshot: bool) -> CacheEvents:
-        return await self.call(lambda engine: engine.drain_cache_events(as_snapshot=as_snapshot))
+    async def cache_events(self) -> CacheEvents:
+        """What the prefix cache gained and lost since the last call of either of these two."""
+        return await self.call(lambda engine: engine.drain_cache_events())
+
+    async def cache_snapshot(self) -> tuple[CacheEvents, list[BlockHash]]:
+        """The same, and all that it holds, both as of one moment."""
+        return await self.call(lambda engine: (engine.drain_cache_events(), engine.cached_hashes()))
 
     def counters(self) -> dict[str, int]:
         return self._engine.counters()

@@ -97,15 +97,17 @@ class BlockManager:
                     self._unused.append(block)
         block_table.clear()
 
-    def drain_events(self, *, as_snapshot: bool = False) -> CacheEvents:
-        """What changed since the last call; as a snapshot: everything that is cached now, for who starts listening."""
+    def drain_events(self) -> CacheEvents:
+        """What changed since the last call."""
         changed, self._changed = self._changed, {}
-        if as_snapshot:
-            return CacheEvents(stored=list(self._by_hash), evicted=[])
         return CacheEvents(
             stored=[block_hash for block_hash, is_stored in changed.items() if is_stored],
             evicted=[block_hash for block_hash, is_stored in changed.items() if not is_stored],
         )
+
+    def cached_hashes(self) -> list[BlockHash]:
+        """All that a prefix could hit now."""
+        return list(self._by_hash)
 
     def _evict(self) -> int:
         block, _ = self._evictable.popitem(last=False)

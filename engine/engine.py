@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from common.block_hash import BlockHash
 from common.errors import InvalidRequest, PromptTooLong
 from common.kv_layout import KVLayout
 from common.sampling import FinishReason
@@ -213,9 +214,13 @@ class Engine:
             "prefix_evicted_blocks": self._scheduler.blocks.num_evictions,
         }
 
-    def drain_cache_events(self, *, as_snapshot: bool) -> CacheEvents:
-        """What the prefix cache gained and lost since the last call; as a snapshot, all that it holds."""
-        return self._scheduler.blocks.drain_events(as_snapshot=as_snapshot)
+    def drain_cache_events(self) -> CacheEvents:
+        """What the prefix cache gained and lost since the last call."""
+        return self._scheduler.blocks.drain_events()
+
+    def cached_hashes(self) -> list[BlockHash]:
+        """All that the prefix cache holds now."""
+        return self._scheduler.blocks.cached_hashes()
 
     def _slots(self, sequence: Sequence, start: int, end: int) -> Tensor:
         slots = slot_mapping(sequence.block_table, start, end, self._kv_cache.shape.block_size)

@@ -11,7 +11,7 @@ from prefill_worker.server import PrefillServer
 
 def main() -> int:
     options = worker_options("prefill_worker", roles=(Role.PREFILL,))
-    return run_process(options.name, lambda: PrefillServer.start(options.config(), options.name, options.router))
+    return run_process(options.name, lambda: PrefillServer.start(options.config(), options.name, options.routers))
 
 
 if __name__ == "__main__":

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import grpc
 import torch
 
 from common.config import Role, ServeConfig
+from common.drain import Drain
 from common.identity import new_incarnation
 from common.kv_layout import KVLayout
 from common.model_source import resolve_model
@@ -29,15 +30,16 @@ SenderFactory = Callable[[TransferConfig, KVLayout, str, torch.device], KVSender
 class PrefillServer:
     """A running prefill worker. Make one with `start`."""
 
-    def __init__(self, address: str, server: WorkerServer, engine: AsyncEngine, sender: KVSender) -> None:
+    def __init__(self, address: str, server: WorkerServer, drain: Drain, engine: AsyncEngine, sender: KVSender) -> None:
         self.address = address
         self._server = server
+        self._drain = drain
         self._engine = engine
         self._sender = sender
 
     @staticmethod
     async def start(
-        config: ServeConfig, name: str, router_address: str, new_sender: SenderFactory = make_sender
+        config: ServeConfig, name: str, routers: Sequence[str], new_sender: SenderFactory = make_sender
     ) -> PrefillServer:
         """Load the model, then serve and register. Raises: ConfigError, ModelError."""
         transfer_config = config.kv_transfer()  # a mistake in it is told before the model is loaded
@@ -51,20 +53,27 @@ class PrefillServer:
         sender.on_room = engine.wake
         worker = PrefillWorker(engine, push, sender, config.transfer.timeout_s)
 
-        loads = LoadReports(engine, sender)
+        drain = Drain(name, pool.drain_timeout_s)
+        loads = LoadReports(engine, sender, drain)
 
         def counters() -> dict[str, int]:
             return {"prefills": worker.num_prefills, **sender.stats.as_counters(), **engine.counters()}
 
         def add_prefill(grpc_server: grpc.aio.Server) -> None:
-            service = PrefillService(worker, StatusSource(hello, loads.measure, counters, sender))
+            service = PrefillService(worker, drain, StatusSource(hello, loads.measure, counters, sender))
             pb_grpc.add_PrefillServicer_to_server(service, grpc_server)
 
-        server = WorkerServer({"pdserve.v1.Prefill": add_prefill})
+        server = WorkerServer({"pdserve.v1.Prefill": add_prefill}, drain)
         address = server.bind(pool.host)
         hello = loads.hello(config, Role.PREFILL, WorkerIdentity(name, incarnation, address))
-        await server.start(hello, router_address, loads.report)
-        return PrefillServer(address, server, engine, sender)
+        await server.start(hello, routers, loads)
+        return PrefillServer(address, server, drain, engine, sender)
+
+    def begin_drain(self) -> None:
+        self._drain.begin()
+
+    async def wait_drained(self) -> None:
+        await self._drain.ended()
 
     async def wait_crashed(self) -> BaseException:
         return await self._engine.wait_crashed()

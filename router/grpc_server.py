@@ -11,5 +11,7 @@ from router.grpc_gate import GateInterceptor
 from router.grpc_parsing import ParsingInterceptor
 
 
-def new_public_server(gate: Gate) -> grpc.aio.Server:
-    return new_server([GateInterceptor(gate), ParsingInterceptor()], MAX_REQUEST_BYTES)
+def new_public_server(gate: Gate, *, shares_port: bool) -> grpc.aio.Server:
+    """shares_port: with other router processes of this deployment; the kernel deals out the connections."""
+    interceptors = [GateInterceptor(gate), ParsingInterceptor()]
+    return new_server(interceptors, MAX_REQUEST_BYTES, shares_port=shares_port)

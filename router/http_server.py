@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,6 +37,11 @@ class HttpServer(uvicorn.Server):
             )
         )
         self.is_ready = asyncio.Event()
+
+    def begin_shutdown(self, grace_s: float) -> None:
+        """Accept no new connections, and end those that are open with the answers that run on them."""
+        self.config.timeout_graceful_shutdown = math.ceil(grace_s)
+        self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

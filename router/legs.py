@@ -42,10 +42,15 @@ class DecodeLeg:
     def __init__(self, worker: Worker, call: grpc.aio.UnaryStreamCall[pb.DecodeRequest, pb.DecodeEvent]) -> None:
         self._worker = worker
         self._events = aiter(call)
+        self._has_decoded = False
 
     async def next(self) -> pb.DecodeEvent:
         """Raises: WorkerLost also when the stream ends; whoever reads knows when it may."""
-        return await _next_event(self._worker, self._events)
+        event = await _next_event(self._worker, self._events)
+        if not self._has_decoded and event.HasField("token"):
+            self._has_decoded = True
+            self._worker.breaker.succeeded()
+        return event
 
     async def reserved(self) -> pb.Reserved:
         event = await self.next()
@@ -126,6 +131,8 @@ async def prefill_events(
     try:
         with worker.called():
             async for event in call:
+                if event.HasField("first_token"):
+                    worker.breaker.succeeded()
                 yield event
     finally:
         call.cancel()

@@ -36,6 +36,12 @@ class RouterMetrics:
         self.migrations = Counter(
             "request_migrations_total", "Retries in the middle of an answer", registry=self.registry
         )
+        self.refused_retries = Counter(
+            "request_retries_refused_total",
+            "Failures that were not tried again because there were too many retries, by cause",
+            ["error"],
+            registry=self.registry,
+        )
         self.colocated = Counter(
             "colocated_requests_total",
             "Prompts computed by their decode worker, by reason",

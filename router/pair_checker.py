@@ -1,7 +1,8 @@
 """The self-test: before a pair of workers is chosen for the first time, one short prompt goes through it.
 
 It takes the path of every request, Prefill.Run on P and a reservation on D, but D computes the prompt too and compares.
-A pair that disagrees is refused for as long as both incarnations live. What merely fails is tried again.
+A pair that disagrees is refused for as long as both incarnations live. What merely fails is tried again. A good pair
+whose transfers have begun to fail is checked again before it is given more.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class PairChecker:
         self._is_closed = False
         registry.on_new_pair = self._begin
         registry.on_lost_pair = self._give_up
+        registry.on_doubted_pair = self._begin  # also where new pairs go unchecked: requests have shown the need
 
     @property
     def num_unsettled(self) -> int:

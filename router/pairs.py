@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from common.errors import TransferError
 from common.pb import serving_pb2 as pb
 from router.worker import Worker
 
+MAX_TRANSFER_FAULTS = 3  # in a row; then the pair's check must say whether it still works
+
 
 class Standing(Enum):
-    """unchecked ──▶ good | refused: for as long as both incarnations are members."""
+    """unchecked ⇄ good, unchecked ──▶ refused: for as long as both incarnations are members."""
 
     UNCHECKED = pb.PAIR_UNCHECKED
     GOOD = pb.PAIR_GOOD
@@ -23,6 +26,7 @@ class Pair:
     decode: Worker
     standing: Standing
     reason: str = ""  # why it is not chosen
+    num_faults: int = 0  # transfers that broke, since one went well
 
     def __str__(self) -> str:
         return f"{self.prefill.worker_id} → {self.decode.worker_id}"
@@ -35,10 +39,20 @@ class Pair:
         return self.prefill is other.prefill or self.decode is other.decode
 
     def accept(self) -> None:
-        self.standing, self.reason = Standing.GOOD, ""
+        self.standing, self.reason, self.num_faults = Standing.GOOD, "", 0
 
     def refuse(self, reason: str) -> None:
         self.standing, self.reason = Standing.REFUSED, reason
+
+    def transfer_failed(self, error: TransferError) -> bool:
+        """Whether it was one too many for a pair that was good. Which end is to blame, nobody can tell: the link
+        between them may be, and both may serve others well."""
+        self.num_faults += 1
+        if not self.is_good or self.num_faults < MAX_TRANSFER_FAULTS:
+            return False
+        self.standing = Standing.UNCHECKED
+        self.reason = f"{self} is checked again: {self.num_faults} transfers in a row have failed, {error.message}"
+        return True
 
     def summary(self) -> pb.PairSummary:
         summary = pb.PairSummary(

@@ -1,4 +1,4 @@
-"""The whole journey of a request, and the only place where anything is tried again.
+"""The whole journey of a request, and the only place where anything is tried again (retries.py says whether).
 
     queue → choose (P, D) → reserve on D → prefill on P ═ KV ═▶ D → first token from P → the rest from D
 
@@ -10,22 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
-from common.errors import (
-    DeadlineExceeded,
-    NoFreeBlocks,
-    ServingError,
-    TransferError,
-    WorkerDraining,
-    WorkerLost,
-    WorkerUnavailable,
-)
+from common.errors import DeadlineExceeded, NoFreeBlocks, ServingError, WorkerDraining, WorkerLost
 from common.identity import new_transfer_id
 from common.lifecycle import Stage, State
 from common.pb import serving_pb2 as pb
@@ -34,10 +25,8 @@ from router.admission import Admission, Placement
 from router.legs import Attempt, DecodeLeg, decode_leg, prefill_events
 from router.metrics import RouterMetrics
 from router.request import Request, TokenDelta
+from router.retries import RETRIED, GivenUp, Retries
 
-logger = logging.getLogger(__name__)
-
-RETRIED = (WorkerUnavailable, TransferError)
 # A worker that turned out full says so again until it has freed something: about a heartbeat.
 FULL_WORKER_PAUSE_S = 0.25
 
@@ -45,11 +34,12 @@ Emit = Callable[[TokenDelta], None]
 
 
 class RequestPipeline:
-    def __init__(self, admission: Admission, metrics: RouterMetrics, max_attempts: int) -> None:
+    def __init__(self, admission: Admission, metrics: RouterMetrics, retries: Retries) -> None:
         self._admission = admission
         self._metrics = metrics
-        self._max_attempts = max_attempts
+        self._retries = retries
         self._journeys: set[asyncio.Task[None]] = set()
+        self._is_draining = False
         self._is_closing = False
 
     async def serve(self, request: Request) -> AsyncGenerator[TokenDelta, None]:
@@ -69,6 +59,10 @@ class RequestPipeline:
             self._journeys.discard(journey)
             await _end(journey)
 
+    def begin_drain(self) -> None:
+        """From now on new requests are refused with a typed error; those that run go on."""
+        self._is_draining = True
+
     async def close(self) -> None:
         """The router stops: every running request ends with a typed error, and new ones do too."""
         self._is_closing = True
@@ -79,6 +73,7 @@ class RequestPipeline:
         timeline = request.timeline
         error: ServingError | None = None
         try:
+            self._require_open(is_new=True)
             await self._answer_in_time(request, emit)
             timeline.enter(State.FINISHED)
         except ServingError as failure:
@@ -88,22 +83,25 @@ class RequestPipeline:
         finally:
             if not timeline.is_ended:
                 timeline.enter(State.FINISHED if request.ended_by_stop_string else State.CANCELLED)
+            if timeline.num_output_tokens:
+                self._retries.answered()
             self._metrics.record(request, error)
 
     async def _answer_in_time(self, request: Request, emit: Emit) -> None:
         """Raises: a ServingError also when the deadline passes or the router stops; CancelledError: the client left."""
         try:
             async with asyncio.timeout(request.deadline_s - time.monotonic()):
-                self._require_open()
                 await self._try_until_answered(request, emit)
+        except GivenUp as end:
+            raise end.error from None
         except TimeoutError:
             raise DeadlineExceeded(f"the deadline passed while the request was {request.timeline.state}") from None
         except asyncio.CancelledError:
             self._require_open()
             raise
 
-    def _require_open(self) -> None:
-        if self._is_closing:
+    def _require_open(self, *, is_new: bool = False) -> None:
+        if self._is_closing or (is_new and self._is_draining):
             raise WorkerDraining("the router is shutting down; send the request again")
 
     async def _try_until_answered(self, request: Request, emit: Emit) -> None:
@@ -122,11 +120,9 @@ class RequestPipeline:
                 await self._attempt(request, emitted, emit_once, is_retry=is_retry)
                 return
             except RETRIED as error:
-                nothing_can_serve = request.timeline.state is State.QUEUED
-                if nothing_can_serve or request.attempts >= self._max_attempts:
+                if request.timeline.state is State.QUEUED:  # nothing can serve it
                     raise
-                logger.warning("%s: attempt %d failed: %s", request.request_id, request.attempts, error.message)
-                self._metrics.retries.labels(type(error).__name__).inc()
+                self._retries.require(request, error)
                 request.migrations += bool(emitted)
                 request.timeline.enter(State.QUEUED)
             except NoFreeBlocks:
@@ -215,16 +211,28 @@ class RequestPipeline:
                             if first.finish_reason is not None:
                                 return first.finish_reason
                         else:
+                            self._retries.transferred(request)
                             return None
                 raise WorkerLost(f"{placement.prefill.worker_id} ended its stream before the hand-over")
             except RETRIED as error:
-                if first is not None or request.attempts >= self._max_attempts:
+                if first is not None:
                     raise
-                placement = self._admission.replace_prefill(request, placement)
-                request.attempts += 1
-                logger.warning("%s: prefill try %d failed: %s", request.request_id, number, error.message)
-                self._metrics.retries.labels(type(error).__name__).inc()
+                placement = self._replaced(request, placement, error)
         raise AssertionError("unreachable")
+
+    def _replaced(self, request: Request, placement: Placement, error: ServingError) -> Placement:
+        """The same reservation with another prefill worker. Raises: `error` when there is none, GivenUp."""
+        try:
+            replaced = self._admission.replace_prefill(request, placement)
+        except WorkerLost:
+            raise error from None
+        try:
+            self._retries.require(request, error)
+        except GivenUp:
+            replaced.prefill_hold.close()
+            raise
+        request.attempts += 1
+        return replaced
 
     async def _rest(self, request: Request, decode: DecodeLeg, has_first_token: asyncio.Event, emit: Emit) -> None:
         """The decode leg: every token but the first, none of them before it."""
@@ -254,8 +262,9 @@ def _attempt_at(request: Request, emitted: list[int]) -> Attempt:
 
 
 def _note_cached(request: Request, num_tokens: int) -> None:
-    """Hits count within the client's own prompt; a retry's prompt is longer."""
-    request.cached_tokens = min(num_tokens, len(request.prompt_token_ids))
+    """Hits of the attempt that gives the first token. What comes after it finds what we computed ourselves."""
+    if not request.timeline.num_output_tokens:
+        request.cached_tokens = num_tokens
 
 
 def _delta(token: pb.SampledToken) -> TokenDelta:

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from common.config import Role
-from common.errors import IncompatiblePeer, InvalidRequest
+from common.errors import IncompatiblePeer, InvalidRequest, TransferError
 from common.identity import new_incarnation
 from common.pb import serving_pb2 as pb
 from common.pb import serving_pb2_grpc as pb_grpc
@@ -26,7 +26,8 @@ class Registry:
     """Worker ids to live workers, every pair that two of them make, and what their prefix caches hold.
 
     Calls `on_change` when a worker joins, leaves or reports a new load, and when a pair turns out good or bad; before
-    that `on_new_pair` and `on_lost_pair` for each pair that comes or goes with it.
+    that `on_new_pair` and `on_lost_pair` for each pair that comes or goes with it. `on_doubted_pair`: a good pair is
+    unchecked again.
     """
 
     def __init__(self, model: str, index: PrefixIndex, *, must_check_pairs: bool) -> None:
@@ -39,6 +40,7 @@ class Registry:
         self.on_change: Callable[[], None] = lambda: None
         self.on_new_pair: Callable[[Pair], None] = lambda pair: None
         self.on_lost_pair: Callable[[Pair], None] = lambda pair: None
+        self.on_doubted_pair: Callable[[Pair], None] = lambda pair: None
 
     @property
     def workers(self) -> list[Worker]:
@@ -80,10 +82,25 @@ class Registry:
         prefillers, decoders = self.with_role(Role.PREFILL), self.with_role(Role.DECODE)
         missing = [role for role, alive in (("prefill", prefillers), ("decode", decoders)) if not alive]
         if missing:
-            return f"no {' and no '.join(missing)} worker is alive"
+            return f"no {' and no '.join(missing)} worker is alive{self._unfit(missing)}"
         if any(self.can_send(prefill, decode) for prefill in prefillers for decode in decoders):
             return None
         return _obstacle([self._pairs[prefill, decode] for prefill in prefillers for decode in decoders])
+
+    def _unfit(self, roles: list[str]) -> str:
+        """Those who are there all the same, and what is wrong with them."""
+        unfit = [f"{worker.worker_id}: {worker.unfit_reason}" for worker in self.workers if worker.role in roles]
+        return f" ({'; '.join(unfit)})" if unfit else ""
+
+    def drain(self, worker_id: str, timeout_s: float) -> None:
+        """It is given nothing more from here, and is told to leave. Raises: InvalidRequest if it is no member."""
+        worker = self._workers.get(worker_id)
+        if worker is None:
+            there = ", ".join(sorted(self._workers)) or "none at all"
+            raise InvalidRequest(f"no worker here is called {worker_id}; there are: {there}", param="worker_id")
+        worker.is_draining = True
+        worker.drain_order = pb.DrainOrder(timeout_s=timeout_s)
+        self.on_change()
 
     def max_model_len(self) -> int | None:
         """Tokens that every live worker can hold, prompt and answer together; None before the first worker."""
@@ -121,6 +138,18 @@ class Registry:
         worker.heard(load)
         self.on_change()
 
+    def transfer_ended(self, prefill_id: str, decode_id: str, error: TransferError | None) -> None:
+        """How a request's KV fared between two workers. Of a pair that fails again and again the check decides."""
+        prefill, decode = self._workers.get(prefill_id), self._workers.get(decode_id)
+        pair = self._pairs.get((prefill, decode)) if prefill and decode else None
+        if pair is None:
+            return
+        if error is None:
+            pair.num_faults = 0
+        elif pair.transfer_failed(error):
+            logger.warning("%s", pair.reason)
+            self.on_doubted_pair(pair)
+
     def leave(self, worker: Worker) -> None:
         if self.is_member(worker):
             del self._workers[worker.worker_id]
@@ -149,7 +178,7 @@ def _obstacle(pairs: list[Pair]) -> str:
 
 
 class RegistryService(pb_grpc.RegistryServicer):
-    """Register: membership lasts exactly as long as the stream. GetClusterStatus: for `pdserve status`."""
+    """Register: membership lasts exactly as long as the stream. The rest: for `pdserve status` and `drain`."""
 
     def __init__(self, registry: Registry, status: Callable[[], pb.ClusterStatus]) -> None:
         self._registry = registry
@@ -169,6 +198,9 @@ class RegistryService(pb_grpc.RegistryServicer):
                 yield pb.RegisterReply(router_incarnation=self._incarnation)
                 async for report in requests:
                     self._registry.heard(worker, report.load)
+                    if worker.drain_order is not None:
+                        order, worker.drain_order = worker.drain_order, None
+                        yield pb.RegisterReply(drain=order)
             finally:
                 self._registry.leave(worker)
                 await worker.close_when_idle()
@@ -177,3 +209,10 @@ class RegistryService(pb_grpc.RegistryServicer):
         self, request: pb.ClusterStatusRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.ClusterStatus:
         return self._status()
+
+    async def DrainWorker(
+        self, request: pb.DrainWorkerRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.DrainWorkerReply:
+        async with answering(context):
+            self._registry.drain(request.worker_id, request.timeout_s)
+        return pb.DrainWorkerReply()

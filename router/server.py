@@ -32,13 +32,17 @@ from router.pipeline import RequestPipeline
 from router.policy import make_policies
 from router.prefix_index import PrefixIndex
 from router.registry import Registry, RegistryService
+from router.retries import Retries, RetryBudget
 from router.tokenizer import load_tokenizer
 from router.waiting_line import QueueBounds
 
 logger = logging.getLogger(__name__)
 
 STOP_GRACE_S = 1.0
+LAST_WORDS_S = 10.0  # what outlasts a drain is ended by `stop`, with a typed error, and not by its server
 HTTP_START_S = 10.0
+SHARED_START_S = 5.0  # then it listens without workers too, and says why it does not serve
+SHARED_POLL_S = 0.02
 
 
 class RouterServer:
@@ -46,12 +50,16 @@ class RouterServer:
 
     def __init__(
         self,
+        section: RouterSection,
         pipeline: RequestPipeline,
         checker: PairChecker,
         http: HttpServer,
-        grpc_servers: list[grpc.aio.Server],
+        grpc_servers: dict[str, grpc.aio.Server],
         addresses: RouterAddresses,
     ) -> None:
+        self._drain_timeout_s = section.drain_timeout_s
+        self._drained: asyncio.Task[None] | None = None
+        self._drain_begun = asyncio.Event()
         self._pipeline = pipeline
         self._checker = checker
         self._http = http
@@ -74,26 +82,32 @@ class RouterServer:
         policies = make_policies(config.router.policy, random.Random())
         bounds = QueueBounds(config.router.max_queued_requests, config.router.max_queued_tokens)
         admission = Admission(registry, policies, bounds)
-        pipeline = RequestPipeline(admission, metrics, config.router.max_attempts)
+        retries = Retries(RetryBudget(), metrics, config.router.max_attempts, registry.transfer_ended)
+        pipeline = RequestPipeline(admission, metrics, retries)
         model = ServedModel(config.model.served_name, registry)
         gate = make_gate(config, lambda error: metrics.refusals.labels(type(error).__name__).inc())
         frontend = Frontend(pipeline, tokenizer, model, config.router.request_timeout_s, gate)
         status = ClusterStatusSource(model, registry, admission)
 
-        servers = {"public": new_public_server(gate), "control": new_server()}
+        shares_ports = config.router.processes > 1
+        servers = {"public": new_public_server(gate, shares_port=shares_ports), "control": new_server()}
         try:
-            addresses = _bind(config.router, servers["public"], servers["control"])
+            control = bind_port(servers["control"], config.router.host, config.router.control_port)
+            addresses = None if shares_ports else _bind_public(config.router, servers["public"], control)
             pb_grpc.add_InferenceServicer_to_server(InferenceServicer(frontend), servers["public"])
             pb_grpc.add_RegistryServicer_to_server(RegistryService(registry, status), servers["control"])
             await add_standard_services(servers["public"], ["pdserve.v1.Inference"])
             await add_standard_services(servers["control"], ["pdserve.v1.Registry"])
-            for server in servers.values():
-                await server.start()
+            await servers["control"].start()
+            if addresses is None:
+                await _until_ready(registry)
+                addresses = _bind_public(config.router, servers["public"], control)
+            await servers["public"].start()
         except BaseException:
             await asyncio.gather(*(server.stop(None) for server in servers.values()))
             raise
         router = RouterServer(
-            pipeline, checker, HttpServer(create_app(frontend, metrics.registry)), list(servers.values()), addresses
+            config.router, pipeline, checker, HttpServer(create_app(frontend, metrics.registry)), servers, addresses
         )
         await asyncio.wait_for(router.http_is_ready.wait(), HTTP_START_S)
         logger.info(
@@ -101,16 +115,40 @@ class RouterServer:
         )
         return router
 
+    def begin_drain(self) -> None:
+        """The public ports close, so that whoever shares them gets the new connections; answers that run end first."""
+        if self._drained is None:
+            self._drained = asyncio.create_task(self._drain(), name="drain")
+            self._drain_begun.set()
+
+    async def wait_drained(self) -> None:
+        await self._drain_begun.wait()
+        assert self._drained is not None
+        await asyncio.shield(self._drained)
+
+    async def _drain(self) -> None:
+        """The control port stays: without members a request that runs could not be tried again."""
+        logger.info("draining: what runs may end within %g s", self._drain_timeout_s)
+        self._pipeline.begin_drain()
+        grace_s = self._drain_timeout_s + LAST_WORDS_S
+        self._http.begin_shutdown(grace_s)
+        public = asyncio.ensure_future(self._grpc_servers["public"].stop(grace_s))
+        await asyncio.wait({self._http_task, public}, timeout=self._drain_timeout_s)
+
     async def wait_crashed(self) -> BaseException:
         await asyncio.wait({self._http_task})
+        if self._drained is not None:
+            await asyncio.get_running_loop().create_future()  # it ended as it should: never
         return self._http_task.exception() or RuntimeError("the HTTP server ended by itself")
 
     async def stop(self) -> None:
         """End every request with a typed error, let the answers out, then close the ports."""
         await self._checker.close()
         await self._pipeline.close()
-        self._http.should_exit = True
-        await asyncio.gather(*(server.stop(STOP_GRACE_S) for server in self._grpc_servers))
+        self._http.begin_shutdown(STOP_GRACE_S)
+        await asyncio.gather(*(server.stop(STOP_GRACE_S) for server in self._grpc_servers.values()))
+        await asyncio.wait({self._http_task}, timeout=STOP_GRACE_S)
+        self._http.force_exit = True  # of a drain, whose grace is longer
         await asyncio.gather(self._http_task, return_exceptions=True)
 
 
@@ -146,11 +184,20 @@ class ClusterStatusSource:
         )
 
 
-def _bind(section: RouterSection, public: grpc.aio.Server, control: grpc.aio.Server) -> RouterAddresses:
-    """Take every port before serving on any. Raises: ConfigError naming the port that is taken."""
+async def _until_ready(registry: Registry) -> None:
+    """One of several routers is dealt connections as soon as it listens: others serve them until it has workers."""
+    give_up_s = time.monotonic() + SHARED_START_S
+    while registry.not_ready_reason() is not None and time.monotonic() < give_up_s:  # noqa: ASYNC110, once per process
+        await asyncio.sleep(SHARED_POLL_S)
+
+
+def _bind_public(section: RouterSection, public: grpc.aio.Server, control: str) -> RouterAddresses:
+    """Take both ports before serving on any. Raises: ConfigError naming the port that is taken."""
     family = socket.AF_INET6 if ":" in section.host else socket.AF_INET
     http_socket = socket.socket(family, socket.SOCK_STREAM)
     http_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if section.processes > 1:
+        http_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         http_socket.bind((section.host, section.http_port))
     except OSError as error:
@@ -163,5 +210,5 @@ def _bind(section: RouterSection, public: grpc.aio.Server, control: grpc.aio.Ser
         http_socket,
         f"http://{host}:{port}",
         bind_port(public, section.host, section.grpc_port),
-        bind_port(control, section.host, section.control_port),
+        control,
     )

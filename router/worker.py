@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from common.config import Role
-from common.errors import LayoutMismatch, WorkerUnavailable
+from common.errors import LayoutMismatch, WorkerDraining, WorkerUnavailable
 from common.kv_layout import KVLayout
 from common.pb import serving_pb2 as pb
 from common.pb import serving_pb2_grpc as pb_grpc
 from common.rpc import new_channel, typed_errors
+from router.breaker import Breaker
 from router.policy import WorkerSnapshot
 
 ROLES = {pb.ROLE_PREFILL: Role.PREFILL, pb.ROLE_DECODE: Role.DECODE, pb.ROLE_COLOCATED: Role.COLOCATED}
@@ -30,7 +31,10 @@ class Worker:
         self.role = ROLES[hello.role]
         self.load = pb.WorkerLoad()
         self.heartbeat_s = time.monotonic()
+        self.is_draining = False  # it says so, or refused a request for it; nothing takes that back
+        self.drain_order: pb.DrainOrder | None = None  # to be told to it with the next reply to a heartbeat
         self.is_suspect = False  # a call to it failed, and it has not been heard of since
+        self.breaker = Breaker(time.monotonic)  # of its only leg: prefill or decode
         self.num_assigned = 0
         self.assigned_tokens = 0  # theirs, as WorkerSnapshot counts them
         self._channel = new_channel(hello.address)
@@ -46,7 +50,8 @@ class Worker:
         self.assigned_tokens += num_tokens
         self._is_idle.clear()
         try:
-            yield
+            with self.breaker.given():
+                yield
         finally:
             self.num_assigned -= 1
             self.assigned_tokens -= num_tokens
@@ -56,12 +61,17 @@ class Worker:
     @contextmanager
     def called(self) -> Iterator[None]:
         """A call to this worker: its failure raises a ServingError, and a lost worker is not chosen again before its
-        next heartbeat. Its membership ends a moment after its process; until then retries must not go there."""
+        next heartbeat. Its membership ends a moment after its process; until then retries must not go there. One that
+        goes on being heard of and being lost is left to its breaker."""
         try:
             with typed_errors(self.worker_id):
                 yield
+        except WorkerDraining:
+            self.is_draining = True
+            raise
         except WorkerUnavailable:
             self.is_suspect = True
+            self.breaker.failed()
             raise
 
     def heard(self, load: pb.WorkerLoad) -> None:
@@ -71,6 +81,7 @@ class Worker:
         self.load = load
         self.heartbeat_s = time.monotonic()
         self.is_suspect = False
+        self.is_draining = self.is_draining or load.is_draining
 
     def mismatch(self, decode: Worker) -> str | None:
         """Why this prefill worker's KV is of no use to that decode worker; None if it is."""
@@ -91,8 +102,21 @@ class Worker:
 
     @property
     def is_fit(self) -> bool:
-        """Whether it may be given work: neither a call nor its heartbeat says otherwise."""
-        return not self.is_suspect and time.monotonic() - self.heartbeat_s < HEARTBEAT_LOST_S
+        """Whether it may be given work: neither its calls nor its heartbeat say otherwise."""
+        return not self.unfit_reason
+
+    @property
+    def unfit_reason(self) -> str:
+        """Why it is given no work now; empty if it is."""
+        if self.is_draining:
+            return "draining"
+        if time.monotonic() - self.heartbeat_s >= HEARTBEAT_LOST_S:
+            return "silent"
+        if self.is_suspect:
+            return "suspect: a call to it failed"
+        if not self.breaker.admits:
+            return f"its calls keep failing ({self.breaker.circuit})"
+        return ""
 
     def snapshot(self, prompt_tokens: int, cached_tokens: int) -> WorkerSnapshot:
         """For the choice of who serves a prompt, of which this worker's prefix cache holds `cached_tokens`."""
@@ -105,6 +129,7 @@ class Worker:
             num_assigned=self.num_assigned,
             num_cached_blocks=num_cached_blocks,
             heartbeat_age_s=time.monotonic() - self.heartbeat_s,
+            unfit_reason=self.unfit_reason,
         )
 
     async def close_when_idle(self) -> None:

@@ -314,7 +314,7 @@ class WorkerHello(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., layout: _Optional[_Union[_kv_transfer_pb2.KVLayout, _Mapping]] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., kv_capacity_tokens: _Optional[int] = ..., transport: _Optional[str] = ..., block_size: _Optional[int] = ..., wire_dtype: _Optional[str] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
-    __slots__ = ("num_waiting", "num_running", "num_reserved", "uncached_tokens", "free_blocks", "total_blocks", "stored_blocks", "evicted_blocks", "links")
+    __slots__ = ("num_waiting", "num_running", "num_reserved", "uncached_tokens", "free_blocks", "total_blocks", "stored_blocks", "evicted_blocks", "links", "is_draining")
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_RESERVED_FIELD_NUMBER: _ClassVar[int]
@@ -324,6 +324,7 @@ class WorkerLoad(_message.Message):
     STORED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     EVICTED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
+    IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
     num_waiting: int
     num_running: int
     num_reserved: int
@@ -333,7 +334,8 @@ class WorkerLoad(_message.Message):
     stored_blocks: _containers.RepeatedScalarFieldContainer[bytes]
     evicted_blocks: _containers.RepeatedScalarFieldContainer[bytes]
     links: _containers.RepeatedCompositeFieldContainer[LinkStatus]
-    def __init__(self, num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_reserved: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., stored_blocks: _Optional[_Iterable[bytes]] = ..., evicted_blocks: _Optional[_Iterable[bytes]] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ...) -> None: ...
+    is_draining: bool
+    def __init__(self, num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_reserved: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., stored_blocks: _Optional[_Iterable[bytes]] = ..., evicted_blocks: _Optional[_Iterable[bytes]] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., is_draining: _Optional[bool] = ...) -> None: ...
 
 class LinkStatus(_message.Message):
     __slots__ = ("peer_incarnation", "transport", "bytes_per_s", "round_trip_s")
@@ -348,10 +350,30 @@ class LinkStatus(_message.Message):
     def __init__(self, peer_incarnation: _Optional[str] = ..., transport: _Optional[str] = ..., bytes_per_s: _Optional[float] = ..., round_trip_s: _Optional[float] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
-    __slots__ = ("router_incarnation",)
+    __slots__ = ("router_incarnation", "drain")
     ROUTER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
     router_incarnation: str
-    def __init__(self, router_incarnation: _Optional[str] = ...) -> None: ...
+    drain: DrainOrder
+    def __init__(self, router_incarnation: _Optional[str] = ..., drain: _Optional[_Union[DrainOrder, _Mapping]] = ...) -> None: ...
+
+class DrainOrder(_message.Message):
+    __slots__ = ("timeout_s",)
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    timeout_s: float
+    def __init__(self, timeout_s: _Optional[float] = ...) -> None: ...
+
+class DrainWorkerRequest(_message.Message):
+    __slots__ = ("worker_id", "timeout_s")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    timeout_s: float
+    def __init__(self, worker_id: _Optional[str] = ..., timeout_s: _Optional[float] = ...) -> None: ...
+
+class DrainWorkerReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class WorkerStatusRequest(_message.Message):
     __slots__ = ()
@@ -417,15 +439,17 @@ class PairSummary(_message.Message):
     def __init__(self, prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., standing: _Optional[_Union[PairStanding, str]] = ..., reason: _Optional[str] = ..., link: _Optional[_Union[LinkStatus, _Mapping]] = ...) -> None: ...
 
 class WorkerSummary(_message.Message):
-    __slots__ = ("hello", "load", "num_assigned", "heartbeat_age_s", "num_cached_blocks")
+    __slots__ = ("hello", "load", "num_assigned", "heartbeat_age_s", "num_cached_blocks", "unfit_reason")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     NUM_ASSIGNED_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_AGE_S_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    UNFIT_REASON_FIELD_NUMBER: _ClassVar[int]
     hello: WorkerHello
     load: WorkerLoad
     num_assigned: int
     heartbeat_age_s: float
     num_cached_blocks: int
-    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., num_assigned: _Optional[int] = ..., heartbeat_age_s: _Optional[float] = ..., num_cached_blocks: _Optional[int] = ...) -> None: ...
+    unfit_reason: str
+    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., num_assigned: _Optional[int] = ..., heartbeat_age_s: _Optional[float] = ..., num_cached_blocks: _Optional[int] = ..., unfit_reason: _Optional[str] = ...) -> None: ...

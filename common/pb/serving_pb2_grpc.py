@@ -458,6 +458,11 @@ class RegistryStub:
                 request_serializer=common_dot_pb_dot_serving__pb2.ClusterStatusRequest.SerializeToString,
                 response_deserializer=common_dot_pb_dot_serving__pb2.ClusterStatus.FromString,
                 _registered_method=True)
+        self.DrainWorker = channel.unary_unary(
+                '/pdserve.v1.Registry/DrainWorker',
+                request_serializer=common_dot_pb_dot_serving__pb2.DrainWorkerRequest.SerializeToString,
+                response_deserializer=common_dot_pb_dot_serving__pb2.DrainWorkerReply.FromString,
+                _registered_method=True)
 
 
 class RegistryServicer:
@@ -478,6 +483,13 @@ class RegistryServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DrainWorker(self, request, context):
+        """Returns at once. The worker takes no new work, ends what it has within the bound, and leaves.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RegistryServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -490,6 +502,11 @@ def add_RegistryServicer_to_server(servicer, server):
                     servicer.GetClusterStatus,
                     request_deserializer=common_dot_pb_dot_serving__pb2.ClusterStatusRequest.FromString,
                     response_serializer=common_dot_pb_dot_serving__pb2.ClusterStatus.SerializeToString,
+            ),
+            'DrainWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainWorker,
+                    request_deserializer=common_dot_pb_dot_serving__pb2.DrainWorkerRequest.FromString,
+                    response_serializer=common_dot_pb_dot_serving__pb2.DrainWorkerReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -548,6 +565,33 @@ class Registry:
             '/pdserve.v1.Registry/GetClusterStatus',
             common_dot_pb_dot_serving__pb2.ClusterStatusRequest.SerializeToString,
             common_dot_pb_dot_serving__pb2.ClusterStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdserve.v1.Registry/DrainWorker',
+            common_dot_pb_dot_serving__pb2.DrainWorkerRequest.SerializeToString,
+            common_dot_pb_dot_serving__pb2.DrainWorkerReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -73,6 +73,20 @@ def test_one_port_given_twice_is_refused() -> None:
         with_free_ports(plan)
 
 
+def test_several_routers_share_two_ports_and_each_has_a_control_port_of_its_own() -> None:
+    plan = with_free_ports(make_plan(ServeConfig(), Overrides(ports=FREE.ports, router_processes=3)))
+    routers = [spec for spec in plan.specs if spec.role is None]
+    assert [spec.name for spec in routers] == ["router-0", "router-1", "router-2"]
+    assert len({spec.control_port for spec in routers}) == 3
+    assert plan.control_addresses == [f"127.0.0.1:{spec.control_port}" for spec in routers]
+    assert plan.config.router.control_port == routers[0].control_port
+
+
+def test_control_ports_count_up_from_the_one_that_is_given() -> None:
+    plan = Plan(ServeConfig(router=RouterSection(processes=2, control_port=9000)))
+    assert plan.control_addresses == ["127.0.0.1:9000", "127.0.0.1:9001"]
+
+
 def test_an_address_of_another_machine_is_refused() -> None:
     plan = make_plan(ServeConfig(router=RouterSection(host="192.0.2.1")), FREE)
     with pytest.raises(ConfigError, match=r"192\.0\.2\.1"):

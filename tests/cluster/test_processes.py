@@ -168,6 +168,7 @@ def test_children_die_when_their_supervisor_is_killed(tmp_path: Path) -> None:
     ("spec", "tail"),
     [
         (MemberSpec("router", None), ["-m", "router", "--config", "c.yaml"]),
+        (MemberSpec("router-1", None, 9003), ["-m", "router", "--config", "c.yaml", "--control-port", "9003"]),
         (
             MemberSpec("prefill-1", Role.PREFILL),
             ["-m", "prefill_worker", "--config", "c.yaml", "--name", "prefill-1", "--router", "h:1"],
@@ -179,7 +180,7 @@ def test_children_die_when_their_supervisor_is_killed(tmp_path: Path) -> None:
     ],
 )
 def test_members_run_by_the_command_a_person_would_type(spec: MemberSpec, tail: list[str]) -> None:
-    assert python_command(spec, Path("c.yaml"), "h:1", python="py") == ["py", *tail]
+    assert python_command(spec, Path("c.yaml"), ["h:1"], python="py") == ["py", *tail]
 
 
 def test_last_words_leave_out_the_lines_that_say_all_is_well(tmp_path: Path) -> None:
@@ -188,3 +189,14 @@ def test_last_words_leave_out_the_lines_that_say_all_is_well(tmp_path: Path) -> 
     assert last_words(log) == "12:00:01 W decode-0 engine odd\nMemoryError"
     log.unlink()
     assert last_words(log) == ""
+
+
+def test_a_worker_registers_at_every_router() -> None:
+    command = python_command(SPEC, Path("c.yaml"), ["h:1", "h:2"], python="py")
+    assert command[-4:] == ["--router", "h:1", "--router", "h:2"]
+
+
+async def test_an_orderly_end_is_told_from_a_crash(tmp_path: Path) -> None:
+    left = await (await host_running("pass", tmp_path).start(SPEC)).ended()
+    crashed = await (await host_running("raise SystemExit(1)", tmp_path).start(SPEC)).ended()
+    assert (left.has_left, crashed.has_left) == (True, False)

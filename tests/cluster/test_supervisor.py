@@ -7,7 +7,16 @@ from contextlib import asynccontextmanager
 import pytest
 
 from cluster.host import Ending, HostError, MemberSpec
-from cluster.supervisor import Backoff, Clock, MemberDied, MemberEvent, MemberGivenUp, MemberStarting, Supervisor
+from cluster.supervisor import (
+    Backoff,
+    Clock,
+    MemberDied,
+    MemberEvent,
+    MemberGivenUp,
+    MemberLeft,
+    MemberStarting,
+    Supervisor,
+)
 from common.config import Role
 from common.errors import ConfigError
 
@@ -35,12 +44,17 @@ class FakeClock:
 class ObedientMember:
     def __init__(self) -> None:
         self.is_stopped = False
+        self.stopping = asyncio.Event()
+        self.may_stop: asyncio.Event | None = None
         self.end: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
 
     async def ended(self) -> Ending:
         return await asyncio.shield(self.end)
 
     async def stop(self) -> None:
+        self.stopping.set()
+        if self.may_stop is not None:
+            await self.may_stop.wait()
         self.is_stopped = True
 
 
@@ -168,3 +182,28 @@ async def test_a_host_without_room_is_asked_again() -> None:
     assert scene.time.naps == [0.5]
     died = next(event for event in scene.events if isinstance(event, MemberDied))
     assert died.ending.reason == "no room"
+
+
+async def test_a_worker_that_has_left_is_not_started_again_and_a_router_is() -> None:
+    scene = Scene(Backoff())
+    async with supervised(scene, ROUTER, DECODE) as task:
+        await scene.die(1, ending=Ending("exit code 0", has_left=True))
+        (await scene.host.life("router", 1)).end.set_result(Ending("exit code 0", has_left=True))
+        await scene.host.life("router", 2)
+        assert MemberLeft(DECODE) in scene.events
+        assert len(scene.host.lives["decode-0"]) == 1
+        assert not task.done()
+
+
+async def test_routers_are_stopped_before_the_workers_that_their_last_answers_need() -> None:
+    scene = Scene(Backoff())
+    async with supervised(scene, DECODE, ROUTER) as task:
+        router, worker = [await scene.host.life(name, 1) for name in ("router", "decode-0")]
+        may_stop = asyncio.Event()
+        router.may_stop = may_stop
+        task.cancel()
+        await asyncio.wait_for(router.stopping.wait(), 5)
+        assert not worker.is_stopped
+        may_stop.set()
+        await asyncio.wait({task}, timeout=5)
+    assert worker.is_stopped

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import os
 import re
 import signal
@@ -11,10 +13,11 @@ import httpx
 import pytest
 from rich.console import Console
 
+from cluster.drain import DrainWish, drain
 from cluster.status import show_status
 from common.config import load_config
-from common.errors import WorkerUnavailable
-from tests.cluster.pdserve_process import is_alive, pdserve, until
+from common.errors import InvalidRequest, WorkerUnavailable
+from tests.cluster.pdserve_process import command_line, is_alive, pdserve, until
 
 
 def is_healthy(url: str) -> bool:
@@ -116,3 +119,37 @@ def answers(url: str) -> bool:
     except httpx.TransportError:
         return False
     return True
+
+
+async def test_router_processes_share_the_ports_and_one_may_die(tiny_config: Path, tmp_path: Path) -> None:
+    async with pdserve("up", "--config", str(tiny_config), "--router-processes", "2", logs=tmp_path) as up:
+        url = await up.url()
+        routers = [pid for pid in up.children() if "--control-port" in command_line(pid)]
+        assert len(routers) == 2
+        assert {answer(url) for _ in range(8)} == {answer(url)}
+        os.kill(routers[0], signal.SIGKILL)
+        await up.line(r"router-\d died \(killed by SIGKILL\)")
+        await until(lambda: answers(url))
+        assert answer(url)
+        assert await up.stop() == 0
+        assert await up.errors() == ""
+
+
+async def test_a_drained_worker_leaves_and_stays_away(tiny_config: Path, tmp_path: Path) -> None:
+    async with pdserve("up", "--config", str(tiny_config), "--decode", "2", logs=tmp_path) as up:
+        url = await up.url()
+        before = answer(url)
+        leaving = up.child("decode-0")
+        control = f"127.0.0.1:{load_config(tmp_path / 'serve.yaml').router.control_port}"
+        output = io.StringIO()
+        wish = DrainWish(control, "decode-0", timeout_s=20)
+        assert await asyncio.wait_for(drain(wish, Console(file=output)), 30) == 0
+        assert output.getvalue().splitlines()[-1] == "decode-0 has left"
+        await up.line("decode-0 has left")
+        await until(lambda: not is_alive(leaving))
+        assert answer(url) == before
+        with pytest.raises(InvalidRequest, match="no worker here is called decode-0"):
+            await drain(wish, Console(quiet=True))
+        assert len(up.children()) == 3
+        assert await up.stop() == 0
+        assert await up.errors() == ""

@@ -28,11 +28,16 @@ READY_S = 30.0
 @dataclass
 class LocalCluster:
     config: ServeConfig
-    router: RouterServer
+    routers: list[RouterServer]
     prefill: list[PrefillServer]
     decode: list[DecodeServer]
     http: httpx.AsyncClient
     openai: AsyncOpenAI
+
+    @property
+    def router(self) -> RouterServer:
+        """The first, which `http` and `openai` call."""
+        return self.routers[0]
 
     async def decode_status(self, index: int = 0) -> pb.WorkerStatus:
         async with new_channel(self.decode[index].address) as channel:
@@ -46,8 +51,8 @@ class LocalCluster:
         prefill = [await self.prefill_status(index) for index in range(len(self.prefill))]
         return prefill + [await self.decode_status(index) for index in range(len(self.decode))]
 
-    async def cluster_status(self) -> pb.ClusterStatus:
-        async with new_channel(self.router.control_address) as channel:
+    async def cluster_status(self, router: int = 0) -> pb.ClusterStatus:
+        async with new_channel(self.routers[router].control_address) as channel:
             return await pb_grpc.RegistryStub(channel).GetClusterStatus(pb.ClusterStatusRequest(), timeout=10)
 
     async def wait_all_free(self, timeout_s: float = 1.0) -> None:
@@ -61,13 +66,18 @@ class LocalCluster:
         answer: dict[str, Any] = response.json()
         return answer
 
-    async def generate(self, prompt: list[int], **sampling: Any) -> pb.GenerateResponse:
+    async def drain(self, worker_id: str, timeout_s: float = 0.0, router: int = 0) -> None:
+        async with new_channel(self.routers[router].control_address) as channel:
+            request = pb.DrainWorkerRequest(worker_id=worker_id, timeout_s=timeout_s)
+            await pb_grpc.RegistryStub(channel).DrainWorker(request, timeout=10)
+
+    async def generate(self, prompt: list[int], *, router: int = 0, **sampling: Any) -> pb.GenerateResponse:
         """Over gRPC: one message with every token id, the finish reason, usage and timings. Greedy by default."""
         request = pb.GenerateRequest(
             prompt_token_ids=pb.TokenIds(ids=prompt), sampling=pb.SamplingParams(**{"temperature": 0, **sampling})
         )
         whole = pb.GenerateResponse()
-        async with new_channel(self.router.grpc_address) as channel:
+        async with new_channel(self.routers[router].grpc_address) as channel:
             async for delta in pb_grpc.InferenceStub(channel).Generate(request, timeout=120):
                 whole.MergeFrom(delta)
         return whole
@@ -87,6 +97,7 @@ async def local_cluster(
     prefill: int = 1,
     decode: int = 1,
     colocated: int = 0,
+    routers: int = 1,
     new_sender: SenderFactory = make_sender,
     sections: Mapping[str, Mapping[str, Any]] | None = None,
     pool: Mapping[str, Any] | None = None,
@@ -95,27 +106,30 @@ async def local_cluster(
     `pool` over every pool's."""
     config = _config(model, pool or {}, sections or {})
     async with AsyncExitStack() as stack:
-        router = await RouterServer.start(config)
-        stack.push_async_callback(router.stop)
+        started: list[RouterServer] = []
+        for _ in range(routers):
+            started.append(await RouterServer.start(config))
+            stack.push_async_callback(started[-1].stop)
+        addresses = [router.control_address for router in started]
         prefills, decodes = [], []
         for index in range(prefill):
             name = f"prefill-{index}"
-            prefills.append(await PrefillServer.start(config, name, router.control_address, new_sender))
+            prefills.append(await PrefillServer.start(config, name, addresses, new_sender))
             stack.push_async_callback(prefills[-1].stop)
         roles = [Role.DECODE] * decode + [Role.COLOCATED] * colocated
         for index, role in enumerate(roles):
-            decodes.append(await DecodeServer.start(config, f"{role}-{index}", router.control_address, role))
+            decodes.append(await DecodeServer.start(config, f"{role}-{index}", addresses, role))
             stack.push_async_callback(decodes[-1].stop)
-        http = await stack.enter_async_context(httpx.AsyncClient(base_url=router.http_url, timeout=120))
-        openai = AsyncOpenAI(base_url=f"{router.http_url}/v1", api_key="none", max_retries=0, timeout=120)
+        http = await stack.enter_async_context(httpx.AsyncClient(base_url=started[0].http_url, timeout=120))
+        openai = AsyncOpenAI(base_url=f"{started[0].http_url}/v1", api_key="none", max_retries=0, timeout=120)
         stack.push_async_callback(openai.close)
-        cluster = LocalCluster(config, router, prefills, decodes, http, openai)
+        cluster = LocalCluster(config, started, prefills, decodes, http, openai)
         num_workers = prefill + decode + colocated
 
         async def all_settled() -> bool:
-            status = await cluster.cluster_status()
-            is_checked = all(pair.standing != pb.PAIR_UNCHECKED for pair in status.pairs)
-            return len(status.workers) == num_workers and is_checked
+            statuses = [await cluster.cluster_status(router) for router in range(routers)]
+            are_checked = all(pair.standing != pb.PAIR_UNCHECKED for status in statuses for pair in status.pairs)
+            return all(len(status.workers) == num_workers for status in statuses) and are_checked
 
         await wait_until(all_settled, READY_S, "every worker has joined and every pair is checked")
         yield cluster

@@ -44,7 +44,7 @@ async def another_prefill_worker(
 ) -> AsyncIterator[PrefillServer]:
     """prefill-1, beside the cluster's own."""
     router = cluster.router.control_address
-    server = await PrefillServer.start(config or cluster.config, "prefill-1", router, new_sender)
+    server = await PrefillServer.start(config or cluster.config, "prefill-1", [router], new_sender)
     try:
         yield server
     finally:

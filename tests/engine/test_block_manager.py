@@ -70,12 +70,12 @@ class BlockOwnership(RuleBasedStateMachine):
 
     @rule(as_snapshot=st.booleans())
     def listen(self, as_snapshot: bool) -> None:
-        events = self.blocks.drain_events(as_snapshot=as_snapshot)
-        if as_snapshot:
-            self.index = set()
+        events = self.blocks.drain_events()
         assert self.index.isdisjoint(events.stored)
         assert self.index.issuperset(events.evicted)
         self.index = self.index - set(events.evicted) | set(events.stored)
+        if as_snapshot:
+            self.index = set(self.blocks.cached_hashes())
         assert len(self.index) == self.blocks.num_cached
 
     @invariant()

@@ -311,7 +311,7 @@ async def test_a_worker_whose_heartbeat_stopped_is_not_fit(pool: Pool) -> None:
     silent = pool.join("decode-0")
     assert pool.registry.not_ready_reason() is None
     silent.heartbeat_s -= HEARTBEAT_LOST_S
-    assert pool.registry.not_ready_reason() == "no decode worker is alive"
+    assert pool.registry.not_ready_reason() == "no decode worker is alive (decode-0: silent)"
 
 
 async def test_a_second_worker_of_the_same_name_or_of_another_model_is_refused(pool: Pool) -> None:

@@ -10,14 +10,14 @@ from typing import Any
 import grpc
 import pytest
 
-from common.errors import IncompatiblePeer, ServingError
+from common.errors import CorruptPiece, IncompatiblePeer, ServingError
 from common.kv_layout import KVLayout
 from common.pb import kv_transfer_pb2 as kv_pb
 from common.pb import serving_pb2 as pb
 from common.pb import serving_pb2_grpc as pb_grpc
 from common.rpc import answering, bind_port, new_server
 from router.pair_checker import MAX_CONCURRENT_CHECKS, NUM_PROMPT_TOKENS, PairChecker, probe_prompt
-from router.pairs import Pair, Standing
+from router.pairs import MAX_TRANSFER_FAULTS, Pair, Standing
 from router.prefix_index import PrefixIndex
 from router.registry import Registry
 from router.worker import Worker
@@ -232,3 +232,16 @@ async def test_the_test_prompt_fits_twice_into_the_decode_workers_memory(
     assert needed > 1
     assert 2 * math.ceil(needed / block_size) <= num_blocks
     await cluster.until(lambda: cluster.pair().is_good)
+
+
+async def test_a_pair_that_is_doubted_is_checked_again_and_chosen_again(cluster: Cluster) -> None:
+    cluster.workers.gate.set()
+    prefill, decode = cluster.join("prefill-0"), cluster.join("decode-0")
+    await cluster.until(lambda: cluster.pair().is_good)
+    cluster.workers.errors = [ServingError("still broken")]
+    for _ in range(MAX_TRANSFER_FAULTS):
+        cluster.registry.transfer_ended("prefill-0", "decode-0", CorruptPiece("bits"))
+    assert not cluster.registry.can_send(prefill, decode)
+    assert "bits" in str(cluster.registry.not_ready_reason())
+    await cluster.until(lambda: cluster.pair().is_good)
+    assert cluster.results == ["passed", "failed", "passed"]
