@@ -16,6 +16,7 @@ from cluster.plan import LOOPBACK, Overrides, Plan, available_cores, make_plan, 
 from cluster.processes import ProcessHost, python_command
 from cluster.run_secret import with_secret
 from cluster.supervisor import Backoff, MemberEvent, Supervisor
+from cluster.up import STOP_MARGIN_S
 from common.config import PoolSection, Role, ServeConfig
 
 T = TypeVar("T")
@@ -28,13 +29,14 @@ NEVER_GIVEN_UP = replace(Backoff(), max_early_deaths=10**9)  # most deaths are o
 class Size:
     prefill: int
     decode: int
+    routers: int = 1
     transport: str | None = None  # None: as configured
 
 
 def plan_for(size: Size, config: ServeConfig) -> Plan:
     """float32, so that answers are the same whoever computes them, and with whom. Raises: ConfigError."""
     replicas = {Role.PREFILL: size.prefill, Role.DECODE: size.decode, Role.COLOCATED: 0}
-    plan = make_plan(config, Overrides(replicas), available_cores()).config
+    plan = make_plan(config, Overrides(replicas, router_processes=size.routers), available_cores()).config
     free = {"host": LOOPBACK, "http_port": 0, "grpc_port": 0, "control_port": 0}
     transport = {"transport": size.transport} if size.transport else {}
     sections = {
@@ -63,7 +65,7 @@ class Processes:
         self._forget(spec.name)
         with suppress(ProcessLookupError):  # gone already, as its end will tell
             self._handles[spec.name] = os.pidfd_open(member.pid)
-        return member
+        return _Returning(member)
 
     def signal(self, name: str, number: signal.Signals) -> bool:
         """Whether there was a process to take it."""
@@ -83,6 +85,19 @@ class Processes:
             os.close(self._handles.pop(name))
 
 
+class _Returning:
+    """A worker that was asked to go is drained, and then it stays away: here whoever asked wants it back."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+
+    async def ended(self) -> Ending:
+        return replace(await self._member.ended(), has_left=False)
+
+    async def stop(self) -> None:
+        await self._member.stop()
+
+
 async def run_system(
     plan: Plan,
     logs: Path,
@@ -98,9 +113,9 @@ async def run_system(
         plan.write(config_path)
 
         def command(spec: MemberSpec) -> list[str]:
-            return python_command(spec, config_path, plan.control_address)
+            return python_command(spec, config_path, plan.control_addresses)
 
-        processes = Processes(ProcessHost(command, logs))
+        processes = Processes(ProcessHost(command, logs, plan.longest_drain_s + STOP_MARGIN_S))
         supervisor = Supervisor(processes, on_event, NEVER_GIVEN_UP)
         supervising = asyncio.create_task(supervisor.run(plan.specs))
         working = asyncio.create_task(work(plan, processes))
