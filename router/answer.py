@@ -41,6 +41,9 @@ class WorkerLimits(Protocol):
     def not_ready_reason(self) -> str | None:
         """Why no request can be served now; None when one can."""
 
+    async def until_ready(self) -> None:
+        """Wait a moment for workers that are about to come (back); returns at once as a rule."""
+
 
 @dataclass(frozen=True)
 class ServedModel:

@@ -17,6 +17,7 @@ from common.rpc import answering
 from router.pairs import Pair, Standing, new_pair
 from router.prefix_index import PrefixIndex
 from router.prompt_hashes import PromptHashes
+from router.readiness import Readiness
 from router.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ class Registry:
         self._must_check_pairs = must_check_pairs
         self._workers: dict[str, Worker] = {}
         self._pairs: dict[tuple[Worker, Worker], Pair] = {}
+        self._readiness = Readiness(self.not_ready_reason)
         self.on_change: Callable[[], None] = lambda: None
         self.on_new_pair: Callable[[Pair], None] = lambda pair: None
         self.on_lost_pair: Callable[[Pair], None] = lambda pair: None
@@ -87,6 +89,10 @@ class Registry:
             return None
         return _obstacle([self._pairs[prefill, decode] for prefill in prefillers for decode in decoders])
 
+    async def until_ready(self) -> None:
+        """Wait a moment for workers that are about to come (back); see readiness.py."""
+        await self._readiness.wait()
+
     def _unfit(self, roles: list[str]) -> str:
         """Those who are there all the same, and what is wrong with them."""
         unfit = [f"{worker.worker_id}: {worker.unfit_reason}" for worker in self.workers if worker.role in roles]
@@ -136,6 +142,7 @@ class Registry:
         if self.is_member(worker):
             self._index.update(worker.worker_id, load.stored_blocks, load.evicted_blocks)
         worker.heard(load)
+        self._readiness.note()
         self.on_change()
 
     def transfer_ended(self, prefill_id: str, decode_id: str, error: TransferError | None) -> None:
@@ -152,6 +159,7 @@ class Registry:
 
     def leave(self, worker: Worker) -> None:
         if self.is_member(worker):
+            self._readiness.note()
             del self._workers[worker.worker_id]
             self._index.leave(worker.worker_id)
             logger.info("%s left: %s", worker.worker_id, worker.hello.incarnation)

@@ -55,6 +55,7 @@ class Validator:
         """Raises: UnknownModel, InvalidRequest, InvalidSampling, PromptTooLong; WorkerUnavailable before the first
         worker has said how long a prompt may be."""
         timeline = Timeline(time.monotonic)  # the request arrived now; tokenizing it is part of its life
+        await self.model.workers.until_ready()
         self._require_served(wish.model)
         _require_stop_strings(wish.stop)
         self._require_vocabulary("stop_token_ids", wish.stop_token_ids)

@@ -91,7 +91,8 @@ def _has_missed(figures: Sequence[Figure]) -> bool:
 def _title(options: argparse.Namespace) -> str:
     return (
         f"{options.routers} routers, {options.prefill} prefill + {options.decode} decode workers, "
-        f"{options.duration:g} s, {options.rate:g} requests/s, a fault every {options.fault_interval:g} s, seed {options.seed}"
+        f"{options.duration:g} s, {options.rate:g} requests/s, "
+        f"a fault every {options.fault_interval:g} s, seed {options.seed}"
     )
 
 

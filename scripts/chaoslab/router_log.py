@@ -17,4 +17,4 @@ class Retries:
 
 def count_retries(lines: Iterable[str]) -> Retries:
     ended = [(int(match[1]), int(match[2])) for line in lines if (match := _ENDED.search(line))]
-    return Retries(sum(attempts - 1 for attempts, _ in ended), sum(migrations for _, migrations in ended))
+    return Retries(sum(max(0, attempts - 1) for attempts, _ in ended), sum(migrations for _, migrations in ended))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -61,11 +62,7 @@ class Processes:
         self._handles: dict[str, int] = {}
 
     async def start(self, spec: MemberSpec) -> Member:
-        member = await self._host.start(spec)
-        self._forget(spec.name)
-        with suppress(ProcessLookupError):  # gone already, as its end will tell
-            self._handles[spec.name] = os.pidfd_open(member.pid)
-        return _Returning(member)
+        return _Returning(await self._begin(spec), partial(self._begin, spec))
 
     def signal(self, name: str, number: signal.Signals) -> bool:
         """Whether there was a process to take it."""
@@ -80,19 +77,29 @@ class Processes:
             self._forget(name)
         await self._host.close()
 
+    async def _begin(self, spec: MemberSpec) -> Member:
+        member = await self._host.start(spec)
+        self._forget(spec.name)
+        with suppress(ProcessLookupError):  # gone already, as its end will tell
+            self._handles[spec.name] = os.pidfd_open(member.pid)
+        return member
+
     def _forget(self, name: str) -> None:
         if name in self._handles:
             os.close(self._handles.pop(name))
 
 
 class _Returning:
-    """A worker that was asked to go is drained, and then it stays away: here whoever asked wants it back."""
+    """A member that went in order, because it was asked to, begins again at once: whoever asked wants it back."""
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: Member, begin: Callable[[], Awaitable[Member]]) -> None:
         self._member = member
+        self._begin = begin
 
     async def ended(self) -> Ending:
-        return replace(await self._member.ended(), has_left=False)
+        while (ending := await self._member.ended()).has_left:
+            self._member = await self._begin()
+        return ending
 
     async def stop(self) -> None:
         await self._member.stop()

@@ -84,6 +84,9 @@ class FixedLimits:
     def not_ready_reason(self) -> str | None:
         return self.reason
 
+    async def until_ready(self) -> None:
+        return
+
 
 @dataclass
 class Served:

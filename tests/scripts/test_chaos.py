@@ -324,6 +324,7 @@ def test_retries_are_counted_by_what_each_request_leaves_in_the_log() -> None:
         "22:15:34 I router router.metrics chaos-1 finished prompt=4 prefill=p decode=d attempts=1 migrations=0",
         "22:15:34 W router router.pipeline chaos-2: attempt 1 failed: decode-0: UNAVAILABLE",
         "22:15:35 I router router.metrics chaos-2 failed prompt=4 attempts=3 migrations=1 error=WorkerLost: attempts=9",
+        "22:15:35 I router router.metrics chaos-3 failed prompt=4 attempts=0 migrations=0 error=WorkerDraining: x",
     ]
     assert count_retries(lines) == Retries(num_retried=2, num_migrated=1)
 
