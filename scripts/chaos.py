@@ -90,8 +90,9 @@ def _has_missed(figures: Sequence[Figure]) -> bool:
 
 def _title(options: argparse.Namespace) -> str:
     return (
-        f"{options.prefill} prefill + {options.decode} decode workers, {options.duration:g} s, "
-        f"{options.rate:g} requests/s, a fault every {options.fault_interval:g} s, seed {options.seed}"
+        f"{options.routers} routers, {options.prefill} prefill + {options.decode} decode workers, "
+        f"{options.duration:g} s, {options.rate:g} requests/s, "
+        f"a fault every {options.fault_interval:g} s, seed {options.seed}"
     )
 
 
@@ -110,7 +111,7 @@ def _chaos_options(options: argparse.Namespace) -> Options:
         fault_interval_s=options.fault_interval,
         kinds=options.faults,
         targets=options.targets,
-        size=Size(options.prefill, options.decode, options.transport),
+        size=Size(options.prefill, options.decode, options.routers, options.transport),
         deadline_s=options.deadline,
         num_asks=options.num_asks,
         output_tokens=options.output_tokens,
@@ -130,6 +131,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--targets", type=_some_of(TARGETS), default=TARGETS, metavar="LIST", help=f"of {','.join(TARGETS)}")
     add("--prefill", type=_count, default=2, metavar="N", help="workers; default: %(default)s")
     add("--decode", type=_count, default=2, metavar="N", help="workers; default: %(default)s")
+    add("--routers", type=_count, default=2, metavar="N", help="that share the ports; default: %(default)s")
     add("--transport", choices=TRANSPORTS, help="instead of the config's")
     add("--deadline", type=_positive, default=30.0, metavar="SECONDS", help="of each request; default: %(default)g")
     add("--num-asks", type=_count, default=40, metavar="N", help="different requests; default: %(default)s")

@@ -31,7 +31,7 @@ READY_S = 120.0
 REST_S = 15.0  # for everything to be given back
 PROGRESS_S = 5.0
 CONCURRENT_LESSONS = 4  # while the right answers are learned
-ROUTER = "router"  # its member name
+ROUTER = "router"  # how the names of these members begin
 
 Say = Callable[[str], None]
 
@@ -72,7 +72,8 @@ class _Chaos:
             self._injector.note(event)
 
     async def work(self, plan: Plan, processes: Processes) -> Run:
-        watch = Watch({ROUTER: plan.control_address}, plan.config.security.cluster_access())
+        routers = [spec.name for spec in plan.specs if spec.role is None]
+        watch = Watch(dict(zip(routers, plan.control_addresses, strict=True)), plan.config.security.cluster_access())
         async with _beside(watch.run()):
             self._say(f"starting {len(plan.specs)} processes")
             if not await watch.is_whole(len(plan.worker_names), READY_S):
@@ -81,7 +82,7 @@ class _Chaos:
             try:
                 known = await self._learn(client)
                 self._injector = Injector(processes, watch, self._say)
-                run = Run(time.monotonic(), frozenset({ROUTER}), unexplained=self._injector.unexplained)
+                run = Run(time.monotonic(), frozenset(routers), unexplained=self._injector.unexplained)
                 await self._storm(client, known, self._injector, plan, run)
             finally:
                 await client.close()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from cluster.plan import LOOPBACK, Overrides, Plan, available_cores, make_plan, 
 from cluster.processes import ProcessHost, python_command
 from cluster.run_secret import with_secret
 from cluster.supervisor import Backoff, MemberEvent, Supervisor
+from cluster.up import STOP_MARGIN_S
 from common.config import PoolSection, Role, ServeConfig
 
 T = TypeVar("T")
@@ -28,13 +30,14 @@ NEVER_GIVEN_UP = replace(Backoff(), max_early_deaths=10**9)  # most deaths are o
 class Size:
     prefill: int
     decode: int
+    routers: int = 1
     transport: str | None = None  # None: as configured
 
 
 def plan_for(size: Size, config: ServeConfig) -> Plan:
     """float32, so that answers are the same whoever computes them, and with whom. Raises: ConfigError."""
     replicas = {Role.PREFILL: size.prefill, Role.DECODE: size.decode, Role.COLOCATED: 0}
-    plan = make_plan(config, Overrides(replicas), available_cores()).config
+    plan = make_plan(config, Overrides(replicas, router_processes=size.routers), available_cores()).config
     free = {"host": LOOPBACK, "http_port": 0, "grpc_port": 0, "control_port": 0}
     transport = {"transport": size.transport} if size.transport else {}
     sections = {
@@ -59,11 +62,7 @@ class Processes:
         self._handles: dict[str, int] = {}
 
     async def start(self, spec: MemberSpec) -> Member:
-        member = await self._host.start(spec)
-        self._forget(spec.name)
-        with suppress(ProcessLookupError):  # gone already, as its end will tell
-            self._handles[spec.name] = os.pidfd_open(member.pid)
-        return member
+        return _Returning(await self._begin(spec), partial(self._begin, spec))
 
     def signal(self, name: str, number: signal.Signals) -> bool:
         """Whether there was a process to take it."""
@@ -78,9 +77,32 @@ class Processes:
             self._forget(name)
         await self._host.close()
 
+    async def _begin(self, spec: MemberSpec) -> Member:
+        member = await self._host.start(spec)
+        self._forget(spec.name)
+        with suppress(ProcessLookupError):  # gone already, as its end will tell
+            self._handles[spec.name] = os.pidfd_open(member.pid)
+        return member
+
     def _forget(self, name: str) -> None:
         if name in self._handles:
             os.close(self._handles.pop(name))
+
+
+class _Returning:
+    """A member that went in order, because it was asked to, begins again at once: whoever asked wants it back."""
+
+    def __init__(self, member: Member, begin: Callable[[], Awaitable[Member]]) -> None:
+        self._member = member
+        self._begin = begin
+
+    async def ended(self) -> Ending:
+        while (ending := await self._member.ended()).has_left:
+            self._member = await self._begin()
+        return ending
+
+    async def stop(self) -> None:
+        await self._member.stop()
 
 
 async def run_system(
@@ -100,7 +122,7 @@ async def run_system(
         def command(spec: MemberSpec) -> list[str]:
             return python_command(spec, config_path, plan.control_addresses)
 
-        processes = Processes(ProcessHost(command, logs))
+        processes = Processes(ProcessHost(command, logs, plan.longest_drain_s + STOP_MARGIN_S))
         supervisor = Supervisor(processes, on_event, NEVER_GIVEN_UP)
         supervising = asyncio.create_task(supervisor.run(plan.specs))
         working = asyncio.create_task(work(plan, processes))

@@ -218,7 +218,7 @@ async def test_tokens_do_not_wait_for_the_client_to_acknowledge_the_one_before(r
     client = HttpClient(router.http_url, "any")
     with pytest.raises(AnswerFailed):
         await client.ask(QUESTION)
-    [connection] = router._http.server_state.connections
+    [connection] = router._http_servers[0].server_state.connections
     sock = connection.transport.get_extra_info("socket")
     assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
     await client.close()

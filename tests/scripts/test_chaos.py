@@ -335,7 +335,7 @@ def test_retries_are_counted_by_what_each_request_leaves_in_the_log() -> None:
 
 def test_the_system_is_exact_small_and_on_ports_of_its_own() -> None:
     config = ServeConfig.model_validate({"model": {"dtype": "bfloat16"}, "decode": {"kv_cache_gib": 2}})
-    plan = plan_for(Size(2, 3, "tcp"), config)
+    plan = plan_for(Size(2, 3, transport="tcp"), config)
     assert plan.worker_names == ["prefill-0", "prefill-1", "decode-0", "decode-1", "decode-2"]
     assert (plan.config.model.dtype, plan.config.transfer.transport) == ("float32", "tcp")
     assert (plan.config.prefill.kv_cache_gib, plan.config.decode.kv_cache_gib) == (0.25, 2)
