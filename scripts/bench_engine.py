@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from bench_arguments import count, counts, writable
 from common.config import DEFAULT_MODEL
 from common.engine_config import EngineConfig
 from common.errors import ConfigError, ServingError
@@ -113,32 +114,15 @@ def _engine(options: argparse.Namespace, model_path: Path, num_threads: int, ste
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench_engine.py", description="One engine on this machine's CPU.")
-    parser.add_argument("--threads", type=_counts, default=(1, 2), metavar="LIST", help="default: 1,2")
+    parser.add_argument("--threads", type=counts, default=(1, 2), metavar="LIST", help="default: 1,2")
     parser.add_argument("--attention", default="auto", choices=("auto", "native", "cpu"), help="default: auto")
     parser.add_argument("--quantization", default="none", choices=("none", "int8"), help="default: %(default)s")
     parser.add_argument("--model", default=DEFAULT_MODEL, help="as model.source in serve.yaml; default: %(default)s")
     parser.add_argument("--dtype", default="bfloat16", choices=tuple(DTYPES), help="default: %(default)s")
     parser.add_argument("--kv-cache-gib", type=float, default=1.0, metavar="N", help="default: %(default)s")
-    parser.add_argument("--repeats", type=_positive, default=5, metavar="N", help="passes; default: %(default)s")
-    parser.add_argument("--json", type=_writable, metavar="FILE", help="also write the figures here")
+    parser.add_argument("--repeats", type=count, default=5, metavar="N", help="passes; default: %(default)s")
+    parser.add_argument("--json", type=writable, metavar="FILE", help="also write the figures here")
     return parser
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(map(_positive, text.split(","))))
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 up")
-    return int(text)
-
-
-def _writable(text: str) -> Path:
-    path = Path(text)
-    if not path.parent.is_dir() or path.is_dir():
-        raise argparse.ArgumentTypeError(f"{path} is not a file in an existing folder")
-    return path
 
 
 if __name__ == "__main__":

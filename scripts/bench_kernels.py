@@ -21,6 +21,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from bench_arguments import counts, some_of
 from engine.native.kernels import NativeKernels
 from engine.native.load import load_native
 from kernelbench.measure import LimitProbe, Limits, Measured, measure
@@ -110,25 +111,13 @@ def _share(limits: Limits, measured: Measured) -> float | None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench_kernels.py", description="Native CPU kernels against torch.")
-    parser.add_argument("--threads", type=_counts, default=(1, 2), metavar="LIST", help="default: 1,2")
-    parser.add_argument("--only", type=_kinds, default=tuple(KINDS), metavar="LIST", help=f"of {','.join(KINDS)}")
+    parser.add_argument("--threads", type=counts, default=(1, 2), metavar="LIST", help="default: 1,2")
+    parser.add_argument(
+        "--only", type=some_of(KINDS), default=tuple(KINDS), metavar="LIST", help=f"of {','.join(KINDS)}"
+    )
     parser.add_argument("--repeats", type=int, default=15, metavar="N", help="default: %(default)s")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
     return parser
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    counts = text.split(",")
-    if not all(count.isdigit() and int(count) > 0 for count in counts):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers from 1 up")
-    return tuple(map(int, counts))
-
-
-def _kinds(text: str) -> tuple[str, ...]:
-    chosen = tuple(dict.fromkeys(text.split(",")))
-    if not set(chosen) <= set(KINDS):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of {', '.join(KINDS)}")
-    return chosen
 
 
 if __name__ == "__main__":

@@ -14,11 +14,12 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
+from bench_arguments import above_zero, some_of, writable
 from cluster.deployment import until_signal
 from cluster.supervisor import MemberGivenUp
 from common.config import load_config
@@ -80,21 +81,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--trace", type=Path, required=True, help="lengths: Azure's .csv or Mooncake's .jsonl")
     parser.add_argument("--config", type=Path, default=Path("serve.yaml"), help="default: serve.yaml")
-    parser.add_argument("--configurations", type=_some_of(CONFIGURATIONS), default=CONFIGURATIONS, metavar="LIST")
-    parser.add_argument("--parts", type=_some_of(PARTS), default=PARTS, metavar="LIST", help=f"of {','.join(PARTS)}")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of each rate that is tried; default: %(default)s")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
+    parser.add_argument("--configurations", type=some_of(CONFIGURATIONS), default=CONFIGURATIONS, metavar="LIST")
+    parser.add_argument("--parts", type=some_of(PARTS), default=PARTS, metavar="LIST", help=f"of {','.join(PARTS)}")
+    parser.add_argument(
+        "--seconds", type=above_zero, default=60.0, metavar="N", help="of each rate; default: %(default)s"
+    )
+    parser.add_argument("--json", type=writable, metavar="FILE", help="also write the figures here")
     return parser
-
-
-def _some_of(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
-    def parse(text: str) -> tuple[str, ...]:
-        chosen = tuple(dict.fromkeys(text.split(",")))
-        if not set(chosen) <= set(known):
-            raise argparse.ArgumentTypeError(f"{text!r} is not a list of {', '.join(known)}")
-        return chosen
-
-    return parse
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from typing import get_args
 
 from rich.console import Console
 
+from bench_arguments import above_zero, count
 from loadgen.trace import TraceError, TraceRow, read_trace
 from policybench.figures import Figure, index_figures, replay_figures, trace_figures
 from policybench.index_speed import NUM_BLOCKS, NUM_WORKERS, measure_index
@@ -77,35 +78,19 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench_policies.py", description="The router's policies beside each other.")
     parser.add_argument("--mooncake", type=Path, metavar="FILE", help="a trace with hash_ids")
     parser.add_argument("--azure", type=Path, metavar="FILE", help="a trace of lengths")
-    parser.add_argument("--prefill", type=_positive, default=8, metavar="N", help="workers; default: %(default)s")
-    parser.add_argument("--decode", type=_positive, default=4, metavar="N", help="workers; default: %(default)s")
+    parser.add_argument("--prefill", type=count, default=8, metavar="N", help="workers; default: %(default)s")
+    parser.add_argument("--decode", type=count, default=4, metavar="N", help="workers; default: %(default)s")
     parser.add_argument(
         "--cache-tokens",
-        type=_positive,
+        type=count,
         default=500_000,
         metavar="N",
         help="KV memory of each worker; longer requests are left out; default: %(default)s",
     )
-    parser.add_argument("--speed", type=_rate, default=1.0, metavar="X", help="of replay; default: %(default)s")
-    parser.add_argument("--repeats", type=_positive, default=3, metavar="N", help="replays; default: %(default)s")
+    parser.add_argument("--speed", type=above_zero, default=1.0, metavar="X", help="of replay; default: %(default)s")
+    parser.add_argument("--repeats", type=count, default=3, metavar="N", help="replays; default: %(default)s")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
     return parser
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 up")
-    return int(text)
-
-
-def _rate(text: str) -> float:
-    try:
-        rate = float(text)
-    except ValueError:
-        rate = 0.0
-    if not 0 < rate < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-    return rate
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from bench_arguments import count, counts
 from common.config import DEFAULT_MODEL
 from common.engine_config import EngineConfig
 from common.errors import ConfigError, ServingError
@@ -81,21 +82,11 @@ def _quality(model_path: Path, num_threads: int) -> dict[str, Predictions]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench_quantization.py", description="int8 weights beside bfloat16.")
-    parser.add_argument("--threads", type=_counts, default=(1, 2), metavar="LIST", help="default: 1,2")
+    parser.add_argument("--threads", type=counts, default=(1, 2), metavar="LIST", help="default: 1,2")
     parser.add_argument("--model", default=DEFAULT_MODEL, help="as model.source in serve.yaml; default: %(default)s")
-    parser.add_argument("--repeats", type=_positive, default=9, metavar="N", help="passes; default: %(default)s")
+    parser.add_argument("--repeats", type=count, default=9, metavar="N", help="passes; default: %(default)s")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
     return parser
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(map(_positive, text.split(","))))
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 up")
-    return int(text)
 
 
 if __name__ == "__main__":

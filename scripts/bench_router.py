@@ -20,6 +20,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from bench_arguments import count, writable
 from cluster.deployment import until_signal
 from cluster.host import HostError
 from cluster.plan import available_cores
@@ -107,7 +108,7 @@ def _options(arguments: Sequence[str] | None) -> Options:
     parser.add_argument(
         "--passes", type=_number, metavar="N", help=f"after a warm-up; 0 measures memory alone; default: {FULL.passes}"
     )
-    parser.add_argument("--prompt-tokens", type=_positive, default=128, metavar="N", help="default: %(default)s")
+    parser.add_argument("--prompt-tokens", type=count, default=128, metavar="N", help="default: %(default)s")
     parser.add_argument(
         "--memory-requests",
         type=_memory_requests,
@@ -116,7 +117,7 @@ def _options(arguments: Sequence[str] | None) -> Options:
     )
     parser.add_argument("--quick", action="store_true", help="one pass of everything, small")
     parser.add_argument("--config", type=Path, default=Path("serve.yaml"), help="default: serve.yaml")
-    parser.add_argument("--json", type=_writable, metavar="FILE", help="also write the figures here")
+    parser.add_argument("--json", type=writable, metavar="FILE", help="also write the figures here")
     given = parser.parse_args(arguments)
     sizes = QUICK if given.quick else FULL
     num_requests = sizes.memory_requests if given.memory_requests is None else given.memory_requests
@@ -129,27 +130,14 @@ def _options(arguments: Sequence[str] | None) -> Options:
     return Options(sizes, given.config, given.json)
 
 
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 up")
-    return int(text)
-
-
 def _number(text: str) -> int:
-    return 0 if text == "0" else _positive(text)
+    return 0 if text == "0" else count(text)
 
 
 def _memory_requests(text: str) -> int:
     if 0 < (number := _number(text)) < MIN_MEMORY_REQUESTS:
         raise argparse.ArgumentTypeError(f"{text} is less than {MIN_MEMORY_REQUESTS}")
     return number
-
-
-def _writable(text: str) -> Path:
-    path = Path(text)
-    if not path.parent.is_dir() or path.is_dir():
-        raise argparse.ArgumentTypeError(f"{path} is not a file in an existing folder")
-    return path
 
 
 if __name__ == "__main__":

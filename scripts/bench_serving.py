@@ -14,11 +14,12 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
+from bench_arguments import count, some_of, writable
 from cluster.deployment import until_signal
 from cluster.plan import available_cores
 from cluster.supervisor import MemberGivenUp
@@ -85,11 +86,11 @@ def _report(config: ServeConfig, options: argparse.Namespace, figures: Sequence[
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench_serving.py", description="The figures of a whole system, here.")
     parser.add_argument("--config", type=Path, default=Path("serve.yaml"), help="default: serve.yaml")
-    parser.add_argument("--repeats", type=_positive, default=5, metavar="N", help="passes; default: %(default)s")
-    parser.add_argument("--json", type=_writable, metavar="FILE", help="also write the figures here")
-    parser.add_argument("--modes", type=_some_of(MODES), default=MODES, metavar="LIST", help=f"of {','.join(MODES)}")
+    parser.add_argument("--repeats", type=count, default=5, metavar="N", help="passes; default: %(default)s")
+    parser.add_argument("--json", type=writable, metavar="FILE", help="also write the figures here")
+    parser.add_argument("--modes", type=some_of(MODES), default=MODES, metavar="LIST", help=f"of {','.join(MODES)}")
     parser.add_argument(
-        "--transports", type=_some_of(TRANSPORTS), default=TRANSPORTS, metavar="LIST", help=f"of {','.join(TRANSPORTS)}"
+        "--transports", type=some_of(TRANSPORTS), default=TRANSPORTS, metavar="LIST", help=f"of {','.join(TRANSPORTS)}"
     )
     return parser
 
@@ -97,29 +98,6 @@ def _parser() -> argparse.ArgumentParser:
 def _configurations(modes: Sequence[str], transports: Sequence[str]) -> list[Configuration]:
     pairs = [Configuration(transport) for transport in transports] if "pair" in modes else []
     return pairs + ([Configuration(None)] if "colocated" in modes else [])
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 up")
-    return int(text)
-
-
-def _writable(text: str) -> Path:
-    path = Path(text)
-    if not path.parent.is_dir() or path.is_dir():
-        raise argparse.ArgumentTypeError(f"{path} is not a file in an existing folder")
-    return path
-
-
-def _some_of(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
-    def parse(text: str) -> tuple[str, ...]:
-        chosen = tuple(dict.fromkeys(text.split(",")))
-        if not set(chosen) <= set(known):
-            raise argparse.ArgumentTypeError(f"{text!r} is not a list of {', '.join(known)}")
-        return chosen
-
-    return parse
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from bench_arguments import count, some_of, writable
 from cluster.deployment import until_signal
 from cluster.plan import available_cores
 from cluster.supervisor import MemberGivenUp
@@ -135,14 +136,16 @@ def _report(figures: Sequence[Figure], options: Options) -> None:
 def _options(arguments: Sequence[str] | None) -> Options:
     parser = argparse.ArgumentParser(prog="bench_transfer.py", description="KV transfer and the handoff, here.")
     known = ",".join(YARDSTICKS)
-    parser.add_argument("--transports", type=_transports, default=tuple(YARDSTICKS), metavar="LIST", help=f"of {known}")
+    parser.add_argument(
+        "--transports", type=some_of(YARDSTICKS), default=tuple(YARDSTICKS), metavar="LIST", help=f"of {known}"
+    )
     parser.add_argument("--sizes", type=_sizes, metavar="LIST", help="in MB; default: 1,8,64,256")
     parser.add_argument("--piece-bytes", type=_piece_bytes, metavar="N", help="aim; default: what suits the link")
-    parser.add_argument("--repeats", type=_positive, metavar="N", help=f"passes; default: {FULL_REPEATS}")
+    parser.add_argument("--repeats", type=count, metavar="N", help=f"passes; default: {FULL_REPEATS}")
     parser.add_argument("--quick", action="store_true", help="one pass of few sizes and loads")
     parser.add_argument("--skip-serving", action="store_true", help="transfers alone, no system")
     parser.add_argument("--config", type=Path, default=Path("serve.yaml"), help="of the system; default: serve.yaml")
-    parser.add_argument("--json", type=_writable, metavar="FILE", help="also write the figures here")
+    parser.add_argument("--json", type=writable, metavar="FILE", help="also write the figures here")
     given = parser.parse_args(arguments)
     return Options(
         given.transports,
@@ -155,38 +158,18 @@ def _options(arguments: Sequence[str] | None) -> Options:
     )
 
 
-def _transports(text: str) -> tuple[str, ...]:
-    chosen = tuple(dict.fromkeys(text.split(",")))
-    if not set(chosen) <= set(YARDSTICKS):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of {', '.join(YARDSTICKS)}")
-    return chosen
-
-
 def _sizes(text: str) -> tuple[int, ...]:
-    sizes = tuple(dict.fromkeys(map(_positive, text.split(","))))
+    sizes = tuple(dict.fromkeys(map(count, text.split(","))))
     if max(sizes) > MAX_SIZE:
         raise argparse.ArgumentTypeError(f"{max(sizes)} MB is more than {MAX_SIZE}")
     return sizes
 
 
 def _piece_bytes(text: str) -> int:
-    num_bytes = _positive(text)
+    num_bytes = count(text)
     if not MIN_PIECE_BYTES <= num_bytes <= MAX_PLANNED_BYTES:
         raise argparse.ArgumentTypeError(f"{text} is not within {MIN_PIECE_BYTES} and {MAX_PLANNED_BYTES}")
     return num_bytes
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 up")
-    return int(text)
-
-
-def _writable(text: str) -> Path:
-    path = Path(text)
-    if not path.parent.is_dir() or path.is_dir():
-        raise argparse.ArgumentTypeError(f"{path} is not a file in an existing folder")
-    return path
 
 
 if __name__ == "__main__":

@@ -17,12 +17,13 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
 from rich.console import Console
 
+from bench_arguments import above_zero, count, some_of, writable
 from chaoslab.figures import Figure, Run, figures_of
 from chaoslab.report import complaints, figure_table, timeline_table
 from chaoslab.run import ROUTER, ChaosFailed, Options, run_chaos
@@ -124,17 +125,17 @@ def _parser() -> argparse.ArgumentParser:
     add("--config", type=Path, default=Path("serve.yaml"), help="default: serve.yaml")
     add("--model", metavar="SOURCE", help="instead of the config's")
     add("--seed", type=int, default=0, help="default: %(default)s")
-    add("--duration", type=_positive, default=600.0, metavar="SECONDS", help="of the load; default: %(default)g")
-    add("--rate", type=_positive, default=2.0, metavar="N", help="requests per second; default: %(default)g")
-    add("--fault-interval", type=_positive, default=10.0, metavar="SECONDS", help="default: %(default)g")
+    add("--duration", type=above_zero, default=600.0, metavar="SECONDS", help="of the load; default: %(default)g")
+    add("--rate", type=above_zero, default=2.0, metavar="N", help="requests per second; default: %(default)g")
+    add("--fault-interval", type=above_zero, default=10.0, metavar="SECONDS", help="default: %(default)g")
     add("--faults", type=_kinds, default=KINDS, metavar="LIST", help=f"of {','.join(KINDS)}")
-    add("--targets", type=_some_of(TARGETS), default=TARGETS, metavar="LIST", help=f"of {','.join(TARGETS)}")
-    add("--prefill", type=_count, default=2, metavar="N", help="workers; default: %(default)s")
-    add("--decode", type=_count, default=2, metavar="N", help="workers; default: %(default)s")
-    add("--routers", type=_count, default=2, metavar="N", help="that share the ports; default: %(default)s")
+    add("--targets", type=some_of(TARGETS), default=TARGETS, metavar="LIST", help=f"of {','.join(TARGETS)}")
+    add("--prefill", type=count, default=2, metavar="N", help="workers; default: %(default)s")
+    add("--decode", type=count, default=2, metavar="N", help="workers; default: %(default)s")
+    add("--routers", type=count, default=2, metavar="N", help="that share the ports; default: %(default)s")
     add("--transport", choices=TRANSPORTS, help="instead of the config's")
-    add("--deadline", type=_positive, default=30.0, metavar="SECONDS", help="of each request; default: %(default)g")
-    add("--num-asks", type=_count, default=40, metavar="N", help="different requests; default: %(default)s")
+    add("--deadline", type=above_zero, default=30.0, metavar="SECONDS", help="of each request; default: %(default)g")
+    add("--num-asks", type=count, default=40, metavar="N", help="different requests; default: %(default)s")
     add(
         "--output-tokens",
         type=LengthRange.parse,
@@ -143,45 +144,12 @@ def _parser() -> argparse.ArgumentParser:
         help="default: 16:96",
     )
     add("--logs", type=Path, metavar="FOLDER", help="of the processes; default: a new one, as pdserve up has it")
-    add("--json", type=_writable, metavar="FILE", help="also write the figures here")
+    add("--json", type=writable, metavar="FILE", help="also write the figures here")
     return parser
 
 
-def _positive(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-    return number
-
-
-def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 up")
-    return int(text)
-
-
 def _kinds(text: str) -> tuple[FaultKind, ...]:
-    return tuple(FaultKind(kind) for kind in _some_of(KINDS)(text))
-
-
-def _some_of(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
-    def parse(text: str) -> tuple[str, ...]:
-        chosen = tuple(dict.fromkeys(text.split(",")))
-        if not set(chosen) <= set(known):
-            raise argparse.ArgumentTypeError(f"{text!r} is not a list of {', '.join(known)}")
-        return chosen
-
-    return parse
-
-
-def _writable(text: str) -> Path:
-    path = Path(text)
-    if not path.parent.is_dir() or path.is_dir():
-        raise argparse.ArgumentTypeError(f"{path} is not a file in an existing folder")
-    return path
+    return tuple(FaultKind(kind) for kind in some_of(KINDS)(text))
 
 
 if __name__ == "__main__":
