@@ -16,6 +16,7 @@ from router.waiting_line import QueueBounds, WaitingLine
 
 # How long a retried request waits for a worker to come back; a new request is refused at once instead.
 RETURN_WAIT_S = 20.0
+RETURN_POLL_S = 1.0
 # What is predicted is off by some tenths. Whoever would probably miss its deadline is told so at once; whoever has
 # waited is only given up when it is all but certain.
 NEW_MARGIN, TURN_MARGIN = 1.15, 0.9
@@ -124,10 +125,11 @@ class Admission:
     async def _wait(self, waiting: _Waiting) -> Placement:
         """A queued request lasts as long as somebody could serve it; its deadline bounds the rest."""
         while True:
-            done, _ = await asyncio.wait({waiting.placed}, timeout=RETURN_WAIT_S)
+            done, _ = await asyncio.wait({waiting.placed}, timeout=RETURN_POLL_S)
             if done:
                 return waiting.placed.result()
-            self._require_ready()
+            if self._registry.unready_s() >= RETURN_WAIT_S:
+                self._require_ready()
 
     def _require_ready(self) -> None:
         reason = self._registry.not_ready_reason()

@@ -63,7 +63,7 @@ class Placer:
     def place(self, request: Request) -> Placement | None:
         """None: it must wait for room."""
         decoders = self._with_room_to_decode(request, Role.DECODE)
-        remote, local = self._remote(request, decoders), self._local(request, decoders)
+        remote, local = self._remote(request, decoders), self._local(request, self._able(decoders))
         reason = disaggregation.choose(
             self._goals.disaggregation,
             None if remote is None else remote.offer,
@@ -77,8 +77,9 @@ class Placer:
             return Placement(remote.worker, decode, reason, remote.uncached_tokens, remote.offer.ttft_s)
         if reason is not None:
             assert local is not None
-            return Placement(None, local.worker, reason, local.uncached_tokens, local.offer.ttft_s)
-        return self._colocated(request)
+            return _local_placement(local, reason)
+        colocated = self._local(request, self._with_room_to_decode(request, Role.COLOCATED))
+        return None if colocated is None else _local_placement(colocated, "colocated_worker")
 
     def replace_prefill(self, request: Request, placement: Placement) -> Placement:
         """The same reservation with another prefill worker, at once. Raises: WorkerLost."""
@@ -117,11 +118,9 @@ class Placer:
             worker, chosen.uncached_tokens, Remote(bool(with_room), ttft_s, has_queue=worker.prompts.tokens > 0)
         )
 
-    def _local(self, request: Request, decoders: Sequence[Worker]) -> _LocalCandidate | None:
-        if self._goals.disaggregation == "always":
-            return None
-        able = [worker for worker in decoders if self._registry.may_compute(worker) and self._lanes.has_room(worker)]
-        candidates = self._snapshots(request, able)
+    def _local(self, request: Request, workers: Sequence[Worker]) -> _LocalCandidate | None:
+        """workers: with room to decode."""
+        candidates = self._snapshots(request, [worker for worker in workers if self._lanes.has_room(worker)])
         if not candidates:
             return None
         chosen = self._policies.decode(list(candidates))
@@ -130,16 +129,6 @@ class Placer:
         compute_s = None if s_per_token is None else chosen.uncached_tokens * s_per_token
         ttft_s = self._lanes.ttft_s(request, worker, chosen.uncached_tokens)
         return _LocalCandidate(worker, chosen.uncached_tokens, Local(compute_s, ttft_s))
-
-    def _colocated(self, request: Request) -> Placement | None:
-        with_room = self._with_room_to_decode(request, Role.COLOCATED)
-        candidates = self._snapshots(request, [worker for worker in with_room if self._lanes.has_room(worker)])
-        if not candidates:
-            return None
-        chosen = self._policies.decode(list(candidates))
-        worker = candidates[chosen]
-        ttft_s = self._lanes.ttft_s(request, worker, chosen.uncached_tokens)
-        return Placement(None, worker, "colocated_worker", chosen.uncached_tokens, ttft_s)
 
     def _choose_decode(self, request: Request, workers: Iterable[Worker]) -> Worker:
         candidates = self._snapshots(request, workers)
@@ -163,19 +152,15 @@ class Placer:
     def _with_room_to_decode(self, request: Request, role: Role) -> list[Worker]:
         return [worker for worker in self._registry.with_role(role) if _has_room_to_decode(worker, request)]
 
+    def _able(self, decoders: Iterable[Worker]) -> list[Worker]:
+        """To compute prompts; nobody where a setting keeps that to prefill workers."""
+        return [worker for worker in decoders if self._registry.may_compute(worker)]
+
     def _computing(self) -> list[Worker]:
         """Who may be given a prompt to compute."""
         decoders = self._registry.with_role(Role.DECODE)
-        own = [worker for worker in decoders if self._registry.may_compute(worker)]
-        senders = self._senders(decoders)
-        match self._goals.disaggregation:
-            case "always":
-                computing = senders
-            case "never":
-                computing = own
-            case "auto":
-                computing = senders + own
-        return computing + self._registry.with_role(Role.COLOCATED)
+        senders = [] if self._goals.disaggregation == "never" else self._senders(decoders)
+        return senders + self._able(decoders) + self._registry.with_role(Role.COLOCATED)
 
 
 @dataclass(frozen=True)
@@ -190,6 +175,10 @@ class _LocalCandidate:
     worker: Worker
     uncached_tokens: int
     offer: Local
+
+
+def _local_placement(chosen: _LocalCandidate, reason: Reason) -> Placement:
+    return Placement(None, chosen.worker, reason, chosen.uncached_tokens, chosen.offer.ttft_s)
 
 
 def held(placement: Placement, request: Request) -> Placement:

@@ -31,7 +31,11 @@ class Readiness:
         if self._not_ready_reason() is None:
             self._could_serve_s = self._clock()
 
+    def unready_s(self) -> float:
+        """For how long requests could not be served; 0 if they can."""
+        return 0.0 if self._not_ready_reason() is None else self._clock() - self._could_serve_s
+
     async def wait(self) -> None:
         """Returns when requests can be served, or have not been for RETURN_S: at once, as a rule."""
-        while self._not_ready_reason() is not None and self._clock() - self._could_serve_s < RETURN_S:
+        while self._not_ready_reason() is not None and self.unready_s() < RETURN_S:
             await self._sleep(POLL_S)

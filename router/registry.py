@@ -118,6 +118,10 @@ class Registry:
         worker.drain_order = pb.DrainOrder(timeout_s=timeout_s)
         self.on_change()
 
+    def unready_s(self) -> float:
+        """For how long no request could be served; 0 if one can."""
+        return self._readiness.unready_s()
+
     async def until_ready(self) -> None:
         """Wait a moment for workers that are about to come (back); see readiness.py."""
         await self._readiness.wait()

@@ -46,8 +46,6 @@ DEFAULT_TTFT_GOAL_S = 3.0  # where none is configured, nothing is refused for it
 # By router.disaggregation: when decode workers begin to compute prompts. In a cluster that starts, prefill workers come
 # within seconds.
 LONE_DECODE_S = {"auto": 5.0, "always": None, "never": 0.0}
-SHARED_START_S = 5.0  # then it listens without workers too, and says why it does not serve
-SHARED_POLL_S = 0.02
 
 
 class RouterServer:
@@ -127,7 +125,7 @@ class RouterServer:
             await add_standard_services(servers["control"], ["pdserve.v1.Registry"])
             await servers["control"].start()
             if ports is None:
-                await _until_ready(registry)
+                await registry.until_ready()  # it is dealt connections as soon as it listens; others serve them so far
                 ports = take_ports(config.router, security, servers["public"], control)
             await servers["public"].start()
         except BaseException:
@@ -202,13 +200,6 @@ class ClusterStatusSource:
             num_active=self._admission.num_placed,
             uptime_s=time.monotonic() - self._start_s,
         )
-
-
-async def _until_ready(registry: Registry) -> None:
-    """One of several routers is dealt connections as soon as it listens: others serve them until it has workers."""
-    give_up_s = time.monotonic() + SHARED_START_S
-    while registry.not_ready_reason() is not None and time.monotonic() < give_up_s:  # noqa: ASYNC110, once per process
-        await asyncio.sleep(SHARED_POLL_S)
 
 
 def _http_servers(

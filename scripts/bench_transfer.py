@@ -21,7 +21,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench_arguments import count, some_of, writable
+from bench_arguments import count, counts, some_of, writable
 from cluster.deployment import until_signal
 from cluster.plan import available_cores
 from cluster.supervisor import MemberGivenUp
@@ -159,7 +159,7 @@ def _options(arguments: Sequence[str] | None) -> Options:
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    sizes = tuple(dict.fromkeys(map(count, text.split(","))))
+    sizes = counts(text)
     if max(sizes) > MAX_SIZE:
         raise argparse.ArgumentTypeError(f"{max(sizes)} MB is more than {MAX_SIZE}")
     return sizes

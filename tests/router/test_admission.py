@@ -14,7 +14,7 @@ from common.errors import IncompatiblePeer, QueueFull, WorkerLost, WouldMissDead
 from common.kv_layout import KVLayout
 from common.pb import serving_pb2 as pb
 from common.sampling import SamplingParams
-from router.admission import Admission
+from router.admission import RETURN_WAIT_S, Admission
 from router.disaggregation import Disaggregation
 from router.placement import Placement, PlacementGoals, Placer
 from router.policy import PREFILL_QUEUE_TOKENS, make_policies
@@ -414,6 +414,22 @@ async def test_a_tenants_prompt_is_looked_for_under_its_own_salt(pool: Pool) -> 
     pool.registry.heard(worker, pb.WorkerLoad(stored_blocks=salted.prompt_hashes.of(16)))
     assert pool.registry.cached_tokens(salted.prompt_hashes, [worker]) == {worker: 32}
     assert pool.registry.cached_tokens(plain.prompt_hashes, [worker]) == {worker: 0}
+
+
+async def test_one_who_waits_outlasts_moments_in_which_nobody_could_serve(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is given up only when they add up to one long time, not because one of them meets the moment of a look."""
+    monkeypatch.setattr("router.admission.RETURN_POLL_S", 0.001)
+    unready_s = RETURN_WAIT_S - 1
+    monkeypatch.setattr(pool.registry, "unready_s", lambda: unready_s)
+    pool.join("decode-0")
+    waiting = asyncio.create_task(_placed(pool, is_retry=True))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    unready_s = RETURN_WAIT_S
+    with pytest.raises(WorkerLost, match="no prefill worker"):
+        await asyncio.wait_for(waiting, 5)
 
 
 def measured(pool: Pool, worker: Worker, s_per_token: float, *, uncached: int = 0, decode_step_s: float = 0.0) -> None:

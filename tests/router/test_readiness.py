@@ -51,6 +51,17 @@ async def test_a_router_that_can_serve_never_waits() -> None:
     assert await life.waited_s() == 0
 
 
+def test_how_long_nobody_could_serve_counts_from_the_last_moment_when_somebody_could() -> None:
+    life = Life()
+    life.reason = None
+    life.readiness.note()
+    life.reason = "no worker"
+    life.now_s += 7
+    assert life.readiness.unready_s() == 7
+    life.reason = None
+    assert life.readiness.unready_s() == 0
+
+
 async def test_a_router_that_lost_everybody_waits_from_then_on() -> None:
     life = Life()
     life.now_s += 60
