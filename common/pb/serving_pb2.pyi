@@ -286,7 +286,7 @@ class WorkerReport(_message.Message):
     def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
-    __slots__ = ("worker_id", "role", "incarnation", "address", "model", "layout", "vocab_size", "max_model_len", "max_num_seqs", "kv_capacity_tokens", "transport", "block_size", "wire_dtype")
+    __slots__ = ("worker_id", "role", "incarnation", "address", "model", "layout", "vocab_size", "max_model_len", "max_num_seqs", "kv_capacity_tokens", "transport", "block_size", "metrics_address", "wire_dtype")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -299,6 +299,7 @@ class WorkerHello(_message.Message):
     KV_CAPACITY_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     WIRE_DTYPE_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: Role
@@ -312,8 +313,9 @@ class WorkerHello(_message.Message):
     kv_capacity_tokens: int
     transport: str
     block_size: int
+    metrics_address: str
     wire_dtype: str
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., layout: _Optional[_Union[_kv_transfer_pb2.KVLayout, _Mapping]] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., kv_capacity_tokens: _Optional[int] = ..., transport: _Optional[str] = ..., block_size: _Optional[int] = ..., wire_dtype: _Optional[str] = ...) -> None: ...
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., layout: _Optional[_Union[_kv_transfer_pb2.KVLayout, _Mapping]] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., kv_capacity_tokens: _Optional[int] = ..., transport: _Optional[str] = ..., block_size: _Optional[int] = ..., metrics_address: _Optional[str] = ..., wire_dtype: _Optional[str] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
     __slots__ = ("num_waiting", "num_running", "num_reserved", "uncached_tokens", "free_blocks", "total_blocks", "stored_blocks", "evicted_blocks", "links", "prefill_s_per_token", "decode_step_s", "is_draining")
@@ -344,16 +346,18 @@ class WorkerLoad(_message.Message):
     def __init__(self, num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_reserved: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., stored_blocks: _Optional[_Iterable[bytes]] = ..., evicted_blocks: _Optional[_Iterable[bytes]] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., prefill_s_per_token: _Optional[float] = ..., decode_step_s: _Optional[float] = ..., is_draining: _Optional[bool] = ...) -> None: ...
 
 class LinkStatus(_message.Message):
-    __slots__ = ("peer_incarnation", "transport", "bytes_per_s", "round_trip_s")
+    __slots__ = ("peer_incarnation", "transport", "bytes_per_s", "round_trip_s", "num_bytes")
     PEER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     ROUND_TRIP_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     peer_incarnation: str
     transport: str
     bytes_per_s: float
     round_trip_s: float
-    def __init__(self, peer_incarnation: _Optional[str] = ..., transport: _Optional[str] = ..., bytes_per_s: _Optional[float] = ..., round_trip_s: _Optional[float] = ...) -> None: ...
+    num_bytes: int
+    def __init__(self, peer_incarnation: _Optional[str] = ..., transport: _Optional[str] = ..., bytes_per_s: _Optional[float] = ..., round_trip_s: _Optional[float] = ..., num_bytes: _Optional[int] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
     __slots__ = ("router_incarnation", "drain")
