@@ -79,6 +79,8 @@ class Display:
         self.settled(f"ready in {self._elapsed_s:.1f} s")
         self.settled(f"  OpenAI API  {plan.http_url}/v1")
         self.settled(f"  gRPC        {plan.grpc_address}")
+        for url in plan.dashboard_urls:
+            self.settled(f"  dashboard   {url}")
         self.settled(CURL.format(url=plan.http_url, model=plan.config.model.served_name))
 
     @property

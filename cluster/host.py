@@ -20,7 +20,7 @@ class MemberSpec:
 @dataclass(frozen=True)
 class AdminPorts:
     control: int
-    metrics: int  # used once the APIs are beyond loopback
+    metrics: int  # used once the HTTP port has no metrics: RouterSection.has_metrics_port
 
 
 @dataclass(frozen=True)

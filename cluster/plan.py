@@ -66,6 +66,14 @@ class Plan:
         return [f"{_reachable(self.config.router.control_host)}:{ports.control}" for ports in self._admin_ports]
 
     @property
+    def dashboard_urls(self) -> list[str]:
+        """Each router's, for /metrics is there too."""
+        router = self.config.router
+        if not router.has_metrics_port:
+            return [f"{self.http_url}/dashboard"]
+        return [f"http://{_reachable(router.control_host)}:{ports.metrics}/dashboard" for ports in self._admin_ports]
+
+    @property
     def longest_drain_s(self) -> float:
         config = self.config
         return max(config.router.drain_timeout_s, *(config.pool(role).drain_timeout_s for role in Role))
@@ -126,7 +134,7 @@ def with_free_ports(plan: Plan) -> Plan:
         admin = tuple(
             AdminPorts(
                 free("control_port", router.control_host, index),
-                router.metrics_port if router.is_private else free("metrics_port", router.control_host, index),
+                free("metrics_port", router.control_host, index) if router.has_metrics_port else router.metrics_port,
             )
             for index in range(router.processes)
         )

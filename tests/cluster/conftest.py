@@ -14,7 +14,7 @@ def tiny_config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("config") / "serve.yaml"
     path.write_text(
         f"model: {{source: {model}, name: tiny, dtype: float32}}\n"
-        "router: {http_port: 0, grpc_port: 0, control_port: 0}\n"
+        "router: {http_port: 0, grpc_port: 0, control_port: 0, metrics_port: 0}\n"
         "prefill: {kv_cache_gib: 0.02}\n"
         "decode: {kv_cache_gib: 0.02}\n"
     )
