@@ -235,7 +235,7 @@ function requests(views) {
       el("span", { class: STATES[view.state] ?? "" }, view.error ? `${view.state}: ${view.error}` : view.state),
       el("span", { class: "soft small" }, ` ${view.request_id}`)),
     timeline(view, longest),
-    el("div", { class: "small word" }, about(view))));
+    el("div", { class: "small about", title: about(view) }, about(view))));
 }
 
 const STATES = { finished: "good", failed: "bad", cancelled: "warn" };
@@ -244,10 +244,10 @@ function about(view) {
   const who = view.prefill_worker ? `${view.prefill_worker} → ${view.decode_worker}` : view.decode_worker;
   const parts = [
     `${count(view.prompt_tokens)} → ${count(view.output_tokens)} tokens`,
-    `TTFT ${seconds(view.ttft_s)}`, `TPOT ${seconds(view.tpot_s)}`, `${seconds(view.end_to_end_s)} in all`,
+    `TTFT ${seconds(view.ttft_s)}`, `TPOT ${seconds(view.tpot_s)}`, `all ${seconds(view.end_to_end_s)}`,
   ];
   if (who) parts.push(who);
-  if (view.placement && !view.prefill_worker) parts.push(view.placement);
+  if (view.placement && !view.prefill_worker) parts.push(view.placement.replace("decode: ", ""));
   if (view.cached_tokens) parts.push(`${count(view.cached_tokens)} cached`);
   if (view.attempts > 1) parts.push(`${view.attempts} attempts, ${view.migrations} in the middle`);
   return parts.join(" · ");
@@ -259,7 +259,8 @@ function timeline(view, longest) {
   const drawing = svg("svg", { viewBox: `0 0 ${width} 10`, preserveAspectRatio: "none", role: "img",
     "aria-label": view.stages.map(([name, start, end]) => `${name} ${seconds(end - start)}`).join(", ") });
   for (const [name, start, end] of view.stages) {
-    const bar = svg("rect", { class: `stage-${name}`, x: start * scale, width: Math.max(0.6, (end - start) * scale), height: 10 });
+    const length = Math.max(0.6, (end - start) * scale);
+    const bar = svg("rect", { class: `stage-${name}`, x: start * scale, width: length, height: 10 });
     bar.append(svg("title", {}, `${name}: ${seconds(end - start)}`));
     drawing.append(bar);
   }
@@ -278,7 +279,7 @@ function links(pairs) {
       pair.transport || "–",
       speed === undefined ? "–" : `${number(speed / 1e9)} GB/s`,
       trip === undefined ? "–" : seconds(trip),
-      `${number(pair.now_bytes_per_second / 1e9)} GB/s`,
+      `${bytes(pair.now_bytes_per_second)}/s`,
       carried === undefined ? "–" : bytes(carried),
       el("span", { class: "word" }, pair.reason),
     ];
@@ -288,16 +289,17 @@ function links(pairs) {
 }
 
 function tables(counted) {
+  const counts = (title, metric, label) => countsOf(title, counted[metric], label, metric);
   return [
-    counts("Who computed prompts, and why", counted.placements_total, (l) => `${l.computed_by}: ${l.reason}`, "placements_total"),
-    counts("How requests ended", counted.requests_total, (l) => (l.error ? `${l.state}: ${l.error}` : l.state), "requests_total"),
-    counts("What was tried again", counted.request_retries_total, (l) => l.error, "request_retries_total"),
-    counts("Refused before it was a request", counted.refusals_total, (l) => l.error, "refusals_total"),
-    counts("Self-tests of pairs", counted.pair_checks_total, (l) => l.result, "pair_checks_total"),
+    counts("Who computed prompts, and why", "placements_total", (l) => `${l.computed_by}: ${l.reason}`),
+    counts("How requests ended", "requests_total", (l) => (l.error ? `${l.state}: ${l.error}` : l.state)),
+    counts("What was tried again", "request_retries_total", (l) => l.error),
+    counts("Refused before it was a request", "refusals_total", (l) => l.error),
+    counts("Self-tests of pairs", "pair_checks_total", (l) => l.result),
   ];
 }
 
-function counts(title, rows, label, metric) {
+function countsOf(title, rows, label, metric) {
   const all = sum(rows);
   const shown = rows.map((row) => ({
     cells: [el("span", { class: "word" }, label(row.labels)), count(row.value), percent(all ? row.value / all : 0)],
@@ -309,7 +311,8 @@ function counts(title, rows, label, metric) {
 
 function table(names, rows, numeric) {
   const cell = (tag) => (content, index) => el(tag, { class: numeric.includes(index) ? "number" : "" }, content);
-  const made = el("table", {}, el("tbody", {}, ...rows.map((row) => el("tr", { data: row.data }, ...row.cells.map(cell("td"))))));
+  const body = rows.map((row) => el("tr", { data: row.data }, ...row.cells.map(cell("td"))));
+  const made = el("table", {}, el("tbody", {}, ...body));
   if (names.length) made.prepend(el("thead", {}, el("tr", {}, ...names.map(cell("th")))));
   return made;
 }

@@ -16,7 +16,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.cluster.pdserve_process import PdserveProcess, pdserve
+from tests.cluster.pdserve_process import PdserveProcess, command_line, pdserve
 from tests.end_to_end.chromium import FOUND, Page, chromium
 from tests.end_to_end.tiny_model import save_tiny_model
 
@@ -92,6 +92,20 @@ async def test_the_page_shows_a_killed_worker_within_three_seconds_and_its_retur
         await s.page.until(state_of("decode-0", "fit"), RETURN_S)
         assert await s.page.evaluate("document.querySelector('[data-pool=decode]').dataset.fit") == "2"
         assert s.page.complaints == []
+
+
+async def test_while_the_router_is_away_the_page_says_so_and_then_it_shows_the_new_one(tmp_path: Path) -> None:
+    async with scene(tmp_path) as s:
+        await s.complete()
+        await s.page.until("document.querySelectorAll('[data-request]').length === 1")
+        (router,) = [pid for pid in s.up.children() if "-m\0router\0" in command_line(pid)]
+        os.kill(router, signal.SIGKILL)
+        assert "no answer from the router" in await s.page.until(
+            "!document.getElementById('contact').hidden && document.getElementById('contact').innerText"
+        )
+        await s.page.until("document.getElementById('contact').hidden", RETURN_S)
+        await s.page.until(all_of("[data-state=fit]", 3), RETURN_S)
+        assert await s.page.evaluate("document.querySelectorAll('[data-request]').length") == 0
 
 
 async def test_what_the_page_says_is_what_the_metrics_say_and_nothing_secret(tmp_path: Path) -> None:
