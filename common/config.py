@@ -124,6 +124,10 @@ class ServeConfig(Section):
     def pool(self, role: Role) -> PoolSection:
         return {Role.PREFILL: self.prefill, Role.DECODE: self.decode, Role.COLOCATED: self.colocated}[role]
 
+    def with_threads(self, role: Role, num_threads: int) -> ServeConfig:
+        """For one worker whose share of the cores is another than its pool's."""
+        return self.model_copy(update={str(role): self.pool(role).model_copy(update={"num_threads": num_threads})})
+
     def cluster_secret(self) -> bytes:
         """Empty when none is configured. Raises: ConfigError when it cannot be read or is too short to be one."""
         return self.security.secret()

@@ -381,6 +381,68 @@ class DrainWorkerReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class SupervisorReport(_message.Message):
+    __slots__ = ("pools", "outcome")
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    pools: _containers.RepeatedCompositeFieldContainer[PoolStatus]
+    outcome: ScaleOutcome
+    def __init__(self, pools: _Optional[_Iterable[_Union[PoolStatus, _Mapping]]] = ..., outcome: _Optional[_Union[ScaleOutcome, _Mapping]] = ...) -> None: ...
+
+class ScaleOrder(_message.Message):
+    __slots__ = ("order_id", "role", "replicas")
+    ORDER_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    order_id: int
+    role: Role
+    replicas: int
+    def __init__(self, order_id: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., replicas: _Optional[int] = ...) -> None: ...
+
+class ScaleOutcome(_message.Message):
+    __slots__ = ("order_id", "error_type", "error")
+    ORDER_ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_TYPE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    order_id: int
+    error_type: str
+    error: str
+    def __init__(self, order_id: _Optional[int] = ..., error_type: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
+
+class PoolStatus(_message.Message):
+    __slots__ = ("role", "wished", "members", "trouble")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    WISHED_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    role: Role
+    wished: int
+    members: _containers.RepeatedCompositeFieldContainer[PoolMember]
+    trouble: str
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., wished: _Optional[int] = ..., members: _Optional[_Iterable[_Union[PoolMember, _Mapping]]] = ..., trouble: _Optional[str] = ...) -> None: ...
+
+class PoolMember(_message.Message):
+    __slots__ = ("worker_id", "is_leaving", "obstacle")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    IS_LEAVING_FIELD_NUMBER: _ClassVar[int]
+    OBSTACLE_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    is_leaving: bool
+    obstacle: str
+    def __init__(self, worker_id: _Optional[str] = ..., is_leaving: _Optional[bool] = ..., obstacle: _Optional[str] = ...) -> None: ...
+
+class ScalePoolRequest(_message.Message):
+    __slots__ = ("role", "replicas")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    role: Role
+    replicas: int
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., replicas: _Optional[int] = ...) -> None: ...
+
+class ScalePoolReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class WorkerStatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -411,7 +473,7 @@ class ClusterStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ClusterStatus(_message.Message):
-    __slots__ = ("model", "is_ready", "reason", "workers", "num_queued", "num_active", "uptime_s", "pairs")
+    __slots__ = ("model", "is_ready", "reason", "workers", "num_queued", "num_active", "uptime_s", "pairs", "pools")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     IS_READY_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -420,6 +482,7 @@ class ClusterStatus(_message.Message):
     NUM_ACTIVE_FIELD_NUMBER: _ClassVar[int]
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
     PAIRS_FIELD_NUMBER: _ClassVar[int]
+    POOLS_FIELD_NUMBER: _ClassVar[int]
     model: str
     is_ready: bool
     reason: str
@@ -428,7 +491,8 @@ class ClusterStatus(_message.Message):
     num_active: int
     uptime_s: float
     pairs: _containers.RepeatedCompositeFieldContainer[PairSummary]
-    def __init__(self, model: _Optional[str] = ..., is_ready: _Optional[bool] = ..., reason: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[WorkerSummary, _Mapping]]] = ..., num_queued: _Optional[int] = ..., num_active: _Optional[int] = ..., uptime_s: _Optional[float] = ..., pairs: _Optional[_Iterable[_Union[PairSummary, _Mapping]]] = ...) -> None: ...
+    pools: _containers.RepeatedCompositeFieldContainer[PoolStatus]
+    def __init__(self, model: _Optional[str] = ..., is_ready: _Optional[bool] = ..., reason: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[WorkerSummary, _Mapping]]] = ..., num_queued: _Optional[int] = ..., num_active: _Optional[int] = ..., uptime_s: _Optional[float] = ..., pairs: _Optional[_Iterable[_Union[PairSummary, _Mapping]]] = ..., pools: _Optional[_Iterable[_Union[PoolStatus, _Mapping]]] = ...) -> None: ...
 
 class PairSummary(_message.Message):
     __slots__ = ("prefill_worker", "decode_worker", "standing", "reason", "link")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import subprocess
 import sys
@@ -16,7 +17,8 @@ import pytest
 
 from common.config import load_config
 from common.errors import IncompatiblePeer
-from tests.cluster.pdserve_process import all_pids, command_line, pdserve
+from tests.cluster.pdserve_process import all_pids, command_line, pdserve, run
+from tests.cluster.steady_load import load_on
 from tests.cluster.stranger import connect, decode_worker_of
 
 RAY_SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
@@ -31,7 +33,9 @@ CLUSTER = """
     cluster.wait_for_nodes()
     print("address", cluster.address, flush=True)
     ray.init(address=cluster.address, log_to_driver=False)
-    for _ in sys.stdin:
+    for line in sys.stdin:
+        for role in line.split():
+            cluster.add_node(num_cpus=1, resources={role: 1})
         free = ray.available_resources()
         print("free", *(role for role in ("prefill", "decode") if free.get(role)), flush=True)
     ray.shutdown()
@@ -47,8 +51,14 @@ class RayCluster:
 
     def free_roles(self) -> list[str]:
         """The roles for which some node still has room."""
+        return self._tell("")
+
+    def add_node(self, role: str) -> None:
+        self._tell(role)
+
+    def _tell(self, text: str) -> list[str]:
         assert self.owner.stdin is not None
-        self.owner.stdin.write("\n")
+        self.owner.stdin.write(f"{text}\n")
         self.owner.stdin.flush()
         return _line(self.owner, "free")
 
@@ -104,12 +114,53 @@ async def test_workers_run_on_the_nodes_of_their_role(
     assert [path for path in written if secret in path.read_bytes()] == []
 
 
+@pytest.mark.slow
+async def test_a_pool_grows_by_the_node_that_it_waited_for_and_shrinks_again_under_load(
+    ray_cluster: RayCluster, tiny_config: Path, tmp_path: Path
+) -> None:
+    """Told by commands that know nothing but the Ray cluster."""
+    asking = ("--address", ray_cluster.address)
+    async with pdserve("up", *asking, "--config", str(tiny_config), logs=tmp_path) as up:
+        url = await up.url()
+        async with load_on(url) as load:
+            assert (await run("status", *asking)).code == 0
+            lonely = await run("scale", "decode", "2", *asking, "--timeout-s", "8")
+            assert lonely.code == 1
+            assert "decode-1 waits for a node with 1 CPU and 1 decode: " in lonely.lines[-2]
+            assert "decode (the cluster has 1, free: 0)" in lonely.lines[-2]
+            await asyncio.to_thread(ray_cluster.add_node, "decode")
+            grown = await run("scale", "decode", "2", *asking)
+            assert (grown.code, grown.lines[-1]) == (0, "decode: 2 of 2 ready")
+            shrunk = await run("scale", "decode", "1", *asking)
+            assert (shrunk.code, shrunk.lines[-1]) == (0, "decode: 1 of 1 ready")
+        assert load.wrong == []
+        assert load.num_answers
+        assert "decode-1 serves on" in (tmp_path / "decode-1.log").read_text()  # it ran on another node
+        assert await up.stop() == 0
+        assert await up.errors() == ""
+    assert (await run("status", *asking)).lines == ["pdserve: no router of pdserve runs on this Ray cluster"]
+
+
+@pytest.mark.slow
+async def test_a_worker_that_was_drained_stays_away_from_ray_too(tiny_config: Path, tmp_path: Path) -> None:
+    arguments = ("--ray", "--decode", "2", "--config", str(tiny_config))
+    async with pdserve("up", *arguments, logs=tmp_path) as up:
+        await up.url()
+        assert (await run("drain", "decode-1", "--logs", str(tmp_path))).code == 0
+        await up.line("decode-1 has left")
+        grown = await run("scale", "prefill", "2", "--logs", str(tmp_path))
+        assert (grown.code, grown.lines[-1]) == (0, "prefill: 2 of 2 ready")
+        status = await run("status", "--logs", str(tmp_path))
+        assert {"prefill: 2 of 2 ready", "decode: 1 of 1 ready"} <= set(status.lines)
+        assert await up.stop() == 0
+
+
 @pytest.mark.parametrize(
     ("address", "words"),
     [
         ("127.0.0.1:9", "no Ray cluster answers at 127.0.0.1:9"),
         ("somewhere", "--address takes 'auto' or HOST:PORT, not 'somewhere'"),
-        ("ray://127.0.0.1:10001", "run pdserve up on a node of the cluster"),
+        ("ray://127.0.0.1:10001", "run pdserve on a node of the cluster"),
     ],
 )
 async def test_an_address_without_a_cluster_is_a_clear_error(
