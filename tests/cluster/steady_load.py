@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import httpx
 
 NUM_CLIENTS = 6
+NUM_ANSWERS = 12
 PROMPTS = [f"{word} and what came of it, told at length and with patience." * 3 for word in ("Rain", "Iron", "Salt")]
 
 
@@ -39,12 +40,12 @@ class Load:
 
 
 @asynccontextmanager
-async def load_on(url: str) -> AsyncIterator[Load]:
+async def load_on(url: str, num_clients: int = NUM_CLIENTS) -> AsyncIterator[Load]:
     load = Load(url)
     async with httpx.AsyncClient(timeout=60) as http:
         load.expected = {prompt: await load.ask(http, prompt) for prompt in PROMPTS}
     assert len(set(load.expected.values())) == len(PROMPTS)
-    clients = [asyncio.create_task(load.client(number)) for number in range(NUM_CLIENTS)]
+    clients = [asyncio.create_task(load.client(number)) for number in range(num_clients)]
     try:
         yield load
     finally:
@@ -53,8 +54,8 @@ async def load_on(url: str) -> AsyncIterator[Load]:
             await asyncio.gather(*clients)
 
 
-async def more_answers(load: Load) -> None:
-    enough = load.num_answers + 3 * NUM_CLIENTS
+async def more_answers(load: Load, num_answers: int = NUM_ANSWERS) -> None:
+    enough = load.num_answers + num_answers
     async with asyncio.timeout(60):
         while load.num_answers < enough:
             await asyncio.sleep(0.05)

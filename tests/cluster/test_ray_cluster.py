@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -18,7 +20,8 @@ import pytest
 from common.config import load_config
 from common.errors import IncompatiblePeer
 from tests.cluster.pdserve_process import all_pids, command_line, pdserve, run
-from tests.cluster.steady_load import load_on
+from tests.cluster.sockets import family_of, listening
+from tests.cluster.steady_load import load_on, more_answers
 from tests.cluster.stranger import connect, decode_worker_of
 
 RAY_SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
@@ -55,6 +58,11 @@ class RayCluster:
 
     def add_node(self, role: str) -> None:
         self._tell(role)
+
+    def pid_of(self, worker: str) -> int:
+        """Ray puts it into the name of the process's log."""
+        logs = self.scratch.rglob("worker-*.err")
+        return next(int(log.stem.rpartition("-")[2]) for log in logs if f"{worker} serves on" in log.read_text())
 
     def _tell(self, text: str) -> list[str]:
         assert self.owner.stdin is not None
@@ -107,6 +115,10 @@ async def test_workers_run_on_the_nodes_of_their_role(
         with pytest.raises(IncompatiblePeer, match="does not know this cluster's secret"):
             await connect(decode, b"the secret of another run")
         assert not any(secret.decode() in command_line(pid) for pid in all_pids())
+        os.kill(ray_cluster.pid_of("decode-0"), signal.SIGKILL)
+        await up.line("decode-0 died")
+        await up.line("decode-0 registered")
+        assert "its last words may be in" in (tmp_path / "decode-0.log").read_text()
         assert await up.stop() == 0
         assert await up.errors() == ""
     written = [path for folder in (ray_cluster.scratch, tmp_path) for path in folder.rglob("*") if path.is_file()]
@@ -115,26 +127,28 @@ async def test_workers_run_on_the_nodes_of_their_role(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)
 async def test_a_pool_grows_by_the_node_that_it_waited_for_and_shrinks_again_under_load(
-    ray_cluster: RayCluster, tiny_config: Path, tmp_path: Path
+    ray_cluster: RayCluster, thrifty_config: Path, tmp_path: Path
 ) -> None:
-    """Told by commands that know nothing but the Ray cluster."""
-    asking = ("--address", ray_cluster.address)
-    async with pdserve("up", *asking, "--config", str(tiny_config), logs=tmp_path) as up:
+    asking = ("--address", ray_cluster.address)  # knows nothing but the Ray cluster, and costs seconds
+    knowing = ("--logs", str(tmp_path))
+    async with pdserve("up", *asking, "--config", str(thrifty_config), logs=tmp_path) as up:
         url = await up.url()
-        async with load_on(url) as load:
-            assert (await run("status", *asking)).code == 0
-            lonely = await run("scale", "decode", "2", *asking, "--timeout-s", "8")
+        async with load_on(url, num_clients=2) as load:
+            lonely = await run("scale", "decode", "2", *asking, "--timeout-s", "5")
             assert lonely.code == 1
             assert "decode-1 waits for a node with 1 CPU and 1 decode: " in lonely.lines[-2]
             assert "decode (the cluster has 1, free: 0)" in lonely.lines[-2]
-            await asyncio.to_thread(ray_cluster.add_node, "decode")
-            grown = await run("scale", "decode", "2", *asking)
-            assert (grown.code, grown.lines[-1]) == (0, "decode: 2 of 2 ready")
-            shrunk = await run("scale", "decode", "1", *asking)
-            assert (shrunk.code, shrunk.lines[-1]) == (0, "decode: 1 of 1 ready")
+            taken_back = await run("scale", "decode", "1", *knowing)
+            assert (taken_back.code, taken_back.lines[-1]) == (0, "decode: 1 of 1 ready")
+            for role in ("decode", "prefill"):
+                await asyncio.to_thread(ray_cluster.add_node, role)
+                for replicas in (2, 1):
+                    scaled = await run("scale", role, str(replicas), *knowing)
+                    assert (scaled.code, scaled.lines[-1]) == (0, f"{role}: {replicas} of {replicas} ready")
+                    await more_answers(load, 4)
         assert load.wrong == []
-        assert load.num_answers
         assert "decode-1 serves on" in (tmp_path / "decode-1.log").read_text()  # it ran on another node
         assert await up.stop() == 0
         assert await up.errors() == ""
@@ -142,7 +156,9 @@ async def test_a_pool_grows_by_the_node_that_it_waited_for_and_shrinks_again_und
 
 
 @pytest.mark.slow
-async def test_a_worker_that_was_drained_stays_away_from_ray_too(tiny_config: Path, tmp_path: Path) -> None:
+async def test_on_a_ray_of_its_own_a_drained_worker_stays_away_and_a_router_comes_back_under_its_name(
+    tiny_config: Path, tmp_path: Path
+) -> None:
     arguments = ("--ray", "--decode", "2", "--config", str(tiny_config))
     async with pdserve("up", *arguments, logs=tmp_path) as up:
         await up.url()
@@ -150,7 +166,12 @@ async def test_a_worker_that_was_drained_stays_away_from_ray_too(tiny_config: Pa
         await up.line("decode-1 has left")
         grown = await run("scale", "prefill", "2", "--logs", str(tmp_path))
         assert (grown.code, grown.lines[-1]) == (0, "prefill: 2 of 2 ready")
-        status = await run("status", "--logs", str(tmp_path))
+        control_port = load_config(tmp_path / "serve.yaml").router.control_port
+        os.kill(listening(family_of(up.process.pid))["127.0.0.1", control_port], signal.SIGKILL)
+        await up.line("router died")
+        async with asyncio.timeout(30):
+            while (status := await run("status", "--logs", str(tmp_path))).code:
+                await asyncio.sleep(0.2)
         assert {"prefill: 2 of 2 ready", "decode: 1 of 1 ready"} <= set(status.lines)
         assert await up.stop() == 0
 

@@ -36,10 +36,10 @@ async def all_blocks_are_free(found: RunningDeployment) -> list[str]:
 
 
 @pytest.fixture
-def always_split(tiny_config: Path, tmp_path: Path) -> Path:
-    """The tiny model's config; prefill workers compute every prompt, short or not."""
+def busy_everywhere(tiny_config: Path, tmp_path: Path) -> Path:
+    """The tiny model's config, so that every worker gets work: whatever the prompt, and whatever is cached."""
     tree = yaml.safe_load(tiny_config.read_text())
-    tree["router"]["disaggregation"] = "always"
+    tree["router"] |= {"disaggregation": "always", "policy": "round_robin"}
     path = tmp_path / "serve.yaml"
     path.write_text(yaml.safe_dump(tree))
     return path
@@ -54,10 +54,10 @@ async def up(config: Path, logs: Path) -> AsyncIterator[tuple[PdserveProcess, st
 
 
 async def test_pools_grow_and_shrink_under_load_and_every_answer_stays_the_same(
-    always_split: Path, tmp_path: Path
+    busy_everywhere: Path, tmp_path: Path
 ) -> None:
     logs = tmp_path / "logs"
-    async with up(always_split, logs) as (running, url):
+    async with up(busy_everywhere, logs) as (running, url):
         async with load_on(url) as load:
             for pool in ("prefill", "decode"):
                 grown = await scale(logs, pool, 2)
