@@ -27,7 +27,7 @@ class GrpcLinkStream:
 
     def __init__(self, transport: str, address: str, access: ClusterAccess = NO_SECRET) -> None:
         """access: the link's own handshake proves more than the call does, but only once a hello has been received, and
-        gRPC takes in all of a message, however large, before anybody may look at it."""
+        gRPC's limit is one for all methods of a server: far more than a stranger should be able to make it hold."""
         self._address = address
         self._is_closed = False
         self._channel = connect(address, access)

@@ -66,7 +66,7 @@ async def test_a_link_that_ends_with_replies_unread_leaves_nothing_behind() -> N
 
 
 async def test_a_hello_of_30_mb_that_nobody_proved_is_refused_before_it_is_received() -> None:
-    """gRPC compares a message with its limit only once it has all of it."""
+    """A server's limit must fit the largest message of any method, and that of every caller at once."""
     served: list[StreamDestination] = []
 
     async def note(channel: StreamDestination) -> None:
