@@ -12,7 +12,7 @@ from types import FrameType
 
 from rich.console import Console
 
-from cluster import demo, drain, key, scale, status, up
+from cluster import demo, doctor, drain, key, scale, status, up
 from cluster.plan import Overrides
 from cluster.running import RunningDeployment, find_running
 from cluster.supervisor import MemberGivenUp
@@ -46,6 +46,10 @@ def main(argv: list[str] | None = None) -> int:
             return asyncio.run(scale.scale(found, wish, console))
         if arguments.command == "key":
             return key.make_key(arguments.name, RateLimits(arguments.requests_per_minute, arguments.tokens_per_minute))
+        if arguments.command == "doctor":
+            config = _config(arguments.config if arguments.logs is None else arguments.logs / up.CONFIG_NAME)
+            found = _find(arguments)
+            return doctor.run_doctor(up.UpOptions(config, Overrides(), None, None), found, console)
         options = _up_options(arguments)
         if arguments.command == "demo":
             return demo.run_demo(options, arguments.prompt, arguments.max_tokens, console)
@@ -99,7 +103,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="how long to watch; default: %(default)g",
     )
-    for asking in (ask, leave, resize):
+    examine = commands.add_parser("doctor", help="is all here that serving needs, how fast is it, does splitting pay?")
+    for asking in (ask, leave, resize, examine):
         asking.add_argument(
             "--router", type=_address, metavar="HOST:PORT", help="its control address; default: config's"
         )

@@ -203,6 +203,7 @@ class ClusterStatusSource:
             num_active=self._admission.num_placed,
             uptime_s=time.monotonic() - self._start_s,
             pools=self._supervision.pools,
+            clock_s=time.time(),
         )
 
 
