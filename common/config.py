@@ -14,6 +14,7 @@ from common.config_section import Section
 from common.engine_config import EngineConfig
 from common.errors import ConfigError
 from common.security_config import SecuritySection, is_loopback
+from common.tls_files import require_usable_by_both
 from common.transfer_config import MIB, ClusterTls, TlsFiles, TransferConfig
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
@@ -137,12 +138,17 @@ class ServeConfig(Section):
     def pool(self, role: Role) -> PoolSection:
         return {Role.PREFILL: self.prefill, Role.DECODE: self.decode, Role.COLOCATED: self.colocated}[role]
 
+    def with_threads(self, role: Role, num_threads: int) -> ServeConfig:
+        """For one worker whose share of the cores is another than its pool's."""
+        return self.model_copy(update={str(role): self.pool(role).model_copy(update={"num_threads": num_threads})})
+
     def cluster_secret(self) -> bytes:
         """Empty when none is configured. Raises: ConfigError when it cannot be read or is too short to be one."""
         return self.security.secret()
 
     def kv_transfer(self) -> TransferConfig:
-        """For one worker. Raises: ConfigError when the secret cannot be read, or is missing where others can call."""
+        """For one worker. Raises: ConfigError when the secret or a certificate cannot be used, or where others can call
+        without a secret."""
         transfer, access = self.transfer, self.security.cluster_access()
         if not access.secret:
             for role in Role:
@@ -164,7 +170,9 @@ class ServeConfig(Section):
     def _transfer_tls(self, cluster_tls: ClusterTls | None) -> TlsFiles | None:
         """The cluster's certificates serve for KV too, unless it was told to go another way, or has its own."""
         if (own := self.transfer.tls) is not None:
-            return TlsFiles(own.cert, own.key, own.ca)
+            files = TlsFiles(own.cert, own.key, own.ca)
+            require_usable_by_both(files, None, "transfer.tls")
+            return files
         return cluster_tls.files if cluster_tls and self.transfer.transport in ("auto", "tcp") else None
 
     def control_access(self) -> ClusterAccess:

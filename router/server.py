@@ -40,6 +40,7 @@ from router.ports import RouterPorts, Security, take_ports
 from router.prefix_index import PrefixIndex
 from router.registry import Registry, RegistryService
 from router.retries import Retries, RetryBudget
+from router.supervision import Supervision
 from router.tokenizer import load_tokenizer
 from router.waiting_line import QueueBounds
 
@@ -113,7 +114,8 @@ class RouterServer:
         model = ServedModel(config.model.served_name, registry)
         gate = make_gate(config, lambda error: metrics.refusals.labels(type(error).__name__).inc())
         frontend = Frontend(pipeline, tokenizer, model, config.router.request_timeout_s, gate)
-        status = ClusterStatusSource(model, registry, admission)
+        supervision = Supervision()
+        status = ClusterStatusSource(model, registry, admission, supervision)
         metrics.registry.register(ClusterCollector(status))
         dashboard = Dashboard(status, metrics.registry, pipeline.running)
         metrics.on_ended = dashboard.request_ended
@@ -130,7 +132,7 @@ class RouterServer:
             ports = None if shares_ports else take_ports(config.router, security, servers["public"], control)
             pb_grpc.add_InferenceServicer_to_server(InferenceServicer(frontend), servers["public"])
             pb_grpc.add_RegistryServicer_to_server(
-                RegistryService(registry, status, security.access), servers["control"]
+                RegistryService(registry, status, supervision, security.access), servers["control"]
             )
             await add_standard_services(servers["public"], ["pdserve.v1.Inference"])
             await add_standard_services(servers["control"], ["pdserve.v1.Registry"])
@@ -200,10 +202,11 @@ class RouterServer:
 class ClusterStatusSource:
     """What `pdserve status` shows."""
 
-    def __init__(self, model: ServedModel, registry: Registry, admission: Admission) -> None:
+    def __init__(self, model: ServedModel, registry: Registry, admission: Admission, supervision: Supervision) -> None:
         self._model = model
         self._registry = registry
         self._admission = admission
+        self._supervision = supervision
         self._start_s = time.monotonic()
 
     def __call__(self) -> pb.ClusterStatus:
@@ -218,6 +221,8 @@ class ClusterStatusSource:
             num_queued=self._admission.num_queued,
             num_active=self._admission.num_placed,
             uptime_s=time.monotonic() - self._start_s,
+            pools=self._supervision.pools,
+            clock_s=time.time(),
         )
 
 

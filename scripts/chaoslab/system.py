@@ -96,6 +96,10 @@ class _Returning:
         self._member = member
         self._begin = begin
 
+    @property
+    def obstacle(self) -> str:
+        return self._member.obstacle
+
     async def ended(self) -> Ending:
         while (ending := await self._member.ended()).has_left:
             self._member = await self._begin()
