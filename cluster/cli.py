@@ -12,7 +12,7 @@ from types import FrameType
 
 from rich.console import Console
 
-from cluster import demo, drain, key, status, up
+from cluster import demo, doctor, drain, key, status, up
 from cluster.plan import Overrides
 from cluster.running import find_running
 from cluster.supervisor import MemberGivenUp
@@ -41,6 +41,10 @@ def main(argv: list[str] | None = None) -> int:
             return asyncio.run(drain.drain(found, drain.DrainWish(arguments.worker, arguments.timeout_s), console))
         if arguments.command == "key":
             return key.make_key(arguments.name, RateLimits(arguments.requests_per_minute, arguments.tokens_per_minute))
+        if arguments.command == "doctor":
+            config = _config(arguments.config if arguments.logs is None else arguments.logs / up.CONFIG_NAME)
+            found = find_running(config, arguments.router, arguments.logs)
+            return doctor.run_doctor(up.UpOptions(config, Overrides(), None, None), found, console)
         options = _up_options(arguments)
         if arguments.command == "demo":
             return demo.run_demo(options, arguments.prompt, arguments.max_tokens, console)
@@ -84,7 +88,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="until what it still runs goes on elsewhere; default: its drain_timeout_s",
     )
-    for asking in (ask, leave):
+    examine = commands.add_parser("doctor", help="is all here that serving needs, how fast is it, does splitting pay?")
+    for asking in (ask, leave, examine):
         asking.add_argument(
             "--router", type=_address, metavar="HOST:PORT", help="its control address; default: config's"
         )

@@ -20,7 +20,7 @@ class Backoff:
     """
 
     first_s: float = 0.5
-    longest_s: float = 30.0
+    longest_s: float = 10.0
     healthy_s: float = 60.0
     max_early_deaths: int = 5
 

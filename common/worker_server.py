@@ -98,7 +98,9 @@ class LoadReports:
         self._cache = CacheFeed(source)
 
     async def measure(self) -> pb.WorkerLoad:
-        return pb.WorkerLoad(**asdict(await self._source.load()), is_draining=self._drain.is_draining)
+        return pb.WorkerLoad(
+            **asdict(await self._source.load()), is_draining=self._drain.is_draining, clock_s=time.time()
+        )
 
     @contextmanager
     def listening(self) -> Iterator[Report]:

@@ -199,6 +199,7 @@ class ClusterStatusSource:
             num_queued=self._admission.num_queued,
             num_active=self._admission.num_placed,
             uptime_s=time.monotonic() - self._start_s,
+            clock_s=time.time(),
         )
 
 

@@ -316,7 +316,7 @@ class WorkerHello(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., layout: _Optional[_Union[_kv_transfer_pb2.KVLayout, _Mapping]] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., kv_capacity_tokens: _Optional[int] = ..., transport: _Optional[str] = ..., block_size: _Optional[int] = ..., wire_dtype: _Optional[str] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
-    __slots__ = ("num_waiting", "num_running", "num_reserved", "uncached_tokens", "free_blocks", "total_blocks", "stored_blocks", "evicted_blocks", "links", "prefill_s_per_token", "decode_step_s", "is_draining")
+    __slots__ = ("num_waiting", "num_running", "num_reserved", "uncached_tokens", "free_blocks", "total_blocks", "stored_blocks", "evicted_blocks", "links", "prefill_s_per_token", "decode_step_s", "is_draining", "clock_s")
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_RESERVED_FIELD_NUMBER: _ClassVar[int]
@@ -329,6 +329,7 @@ class WorkerLoad(_message.Message):
     PREFILL_S_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
     DECODE_STEP_S_FIELD_NUMBER: _ClassVar[int]
     IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_S_FIELD_NUMBER: _ClassVar[int]
     num_waiting: int
     num_running: int
     num_reserved: int
@@ -341,7 +342,8 @@ class WorkerLoad(_message.Message):
     prefill_s_per_token: float
     decode_step_s: float
     is_draining: bool
-    def __init__(self, num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_reserved: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., stored_blocks: _Optional[_Iterable[bytes]] = ..., evicted_blocks: _Optional[_Iterable[bytes]] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., prefill_s_per_token: _Optional[float] = ..., decode_step_s: _Optional[float] = ..., is_draining: _Optional[bool] = ...) -> None: ...
+    clock_s: float
+    def __init__(self, num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_reserved: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., stored_blocks: _Optional[_Iterable[bytes]] = ..., evicted_blocks: _Optional[_Iterable[bytes]] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., prefill_s_per_token: _Optional[float] = ..., decode_step_s: _Optional[float] = ..., is_draining: _Optional[bool] = ..., clock_s: _Optional[float] = ...) -> None: ...
 
 class LinkStatus(_message.Message):
     __slots__ = ("peer_incarnation", "transport", "bytes_per_s", "round_trip_s")
@@ -411,7 +413,7 @@ class ClusterStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ClusterStatus(_message.Message):
-    __slots__ = ("model", "is_ready", "reason", "workers", "num_queued", "num_active", "uptime_s", "pairs")
+    __slots__ = ("model", "is_ready", "reason", "workers", "num_queued", "num_active", "uptime_s", "pairs", "clock_s")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     IS_READY_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -420,6 +422,7 @@ class ClusterStatus(_message.Message):
     NUM_ACTIVE_FIELD_NUMBER: _ClassVar[int]
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
     PAIRS_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_S_FIELD_NUMBER: _ClassVar[int]
     model: str
     is_ready: bool
     reason: str
@@ -428,7 +431,8 @@ class ClusterStatus(_message.Message):
     num_active: int
     uptime_s: float
     pairs: _containers.RepeatedCompositeFieldContainer[PairSummary]
-    def __init__(self, model: _Optional[str] = ..., is_ready: _Optional[bool] = ..., reason: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[WorkerSummary, _Mapping]]] = ..., num_queued: _Optional[int] = ..., num_active: _Optional[int] = ..., uptime_s: _Optional[float] = ..., pairs: _Optional[_Iterable[_Union[PairSummary, _Mapping]]] = ...) -> None: ...
+    clock_s: float
+    def __init__(self, model: _Optional[str] = ..., is_ready: _Optional[bool] = ..., reason: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[WorkerSummary, _Mapping]]] = ..., num_queued: _Optional[int] = ..., num_active: _Optional[int] = ..., uptime_s: _Optional[float] = ..., pairs: _Optional[_Iterable[_Union[PairSummary, _Mapping]]] = ..., clock_s: _Optional[float] = ...) -> None: ...
 
 class PairSummary(_message.Message):
     __slots__ = ("prefill_worker", "decode_worker", "standing", "reason", "link")
@@ -445,17 +449,19 @@ class PairSummary(_message.Message):
     def __init__(self, prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., standing: _Optional[_Union[PairStanding, str]] = ..., reason: _Optional[str] = ..., link: _Optional[_Union[LinkStatus, _Mapping]] = ...) -> None: ...
 
 class WorkerSummary(_message.Message):
-    __slots__ = ("hello", "load", "num_assigned", "heartbeat_age_s", "num_cached_blocks", "unfit_reason")
+    __slots__ = ("hello", "load", "num_assigned", "heartbeat_age_s", "num_cached_blocks", "unfit_reason", "clock_skew_s")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     NUM_ASSIGNED_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_AGE_S_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     UNFIT_REASON_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_SKEW_S_FIELD_NUMBER: _ClassVar[int]
     hello: WorkerHello
     load: WorkerLoad
     num_assigned: int
     heartbeat_age_s: float
     num_cached_blocks: int
     unfit_reason: str
-    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., num_assigned: _Optional[int] = ..., heartbeat_age_s: _Optional[float] = ..., num_cached_blocks: _Optional[int] = ..., unfit_reason: _Optional[str] = ...) -> None: ...
+    clock_skew_s: float
+    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., num_assigned: _Optional[int] = ..., heartbeat_age_s: _Optional[float] = ..., num_cached_blocks: _Optional[int] = ..., unfit_reason: _Optional[str] = ..., clock_skew_s: _Optional[float] = ...) -> None: ...
