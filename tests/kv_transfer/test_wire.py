@@ -82,6 +82,7 @@ def test_a_doubled_piece_is_refused(headers: list[PieceHeader], data: st.DataObj
 
 @given(tilings(), st.data())
 def test_a_shifted_piece_is_refused(headers: list[PieceHeader], data: st.DataObject) -> None:
+    manifest = Manifest.of(headers, FIRST_TOKEN)
     index = data.draw(st.integers(0, len(headers) - 1))
     layers, tokens = data.draw(st.tuples(st.integers(-2, 2), st.integers(-2, 2)).filter(any))
     moved = headers[index]
@@ -94,7 +95,7 @@ def test_a_shifted_piece_is_refused(headers: list[PieceHeader], data: st.DataObj
     )
     headers = [*headers[:index], moved, *headers[index + 1 :]]
     with pytest.raises(PieceRefused) as refused:
-        assemble(headers, Manifest.of(headers, FIRST_TOKEN))
+        assemble(headers, manifest)
     assert refused.value.reason in (Reason.RANGE, Reason.OVERLAP)
 
 
