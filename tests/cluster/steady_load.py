@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import httpx
 
-NUM_CLIENTS = 6
-NUM_ANSWERS = 12
+NUM_CLIENTS = 4
+NUM_ANSWERS = 8  # of which each of two workers gets some
 PROMPTS = [f"{word} and what came of it, told at length and with patience." * 3 for word in ("Rain", "Iron", "Salt")]
 
 
@@ -25,7 +25,7 @@ class Load:
     is_over: bool = False
 
     async def ask(self, http: httpx.AsyncClient, prompt: str) -> str:
-        body = {"model": "tiny", "prompt": prompt, "max_tokens": 64, "temperature": 0, "ignore_eos": True}
+        body = {"model": "tiny", "prompt": prompt, "max_tokens": 48, "temperature": 0, "ignore_eos": True}
         response = await http.post(f"{self.url}/v1/completions", json=body)
         return response.json()["choices"][0]["text"] if response.status_code == 200 else response.text
 

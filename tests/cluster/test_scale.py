@@ -53,6 +53,8 @@ async def up(config: Path, logs: Path) -> AsyncIterator[tuple[PdserveProcess, st
         assert await running.errors() == ""
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(240)
 async def test_pools_grow_and_shrink_under_load_and_every_answer_stays_the_same(
     busy_everywhere: Path, tmp_path: Path
 ) -> None:
@@ -76,6 +78,7 @@ async def test_pools_grow_and_shrink_under_load_and_every_answer_stays_the_same(
         assert served in requests
 
 
+@pytest.mark.slow
 async def test_what_cannot_be_done_is_said_and_changes_nothing(tiny_config: Path, tmp_path: Path) -> None:
     config, model = with_a_model_of_its_own(tiny_config, tmp_path)
     logs = tmp_path / "logs"
