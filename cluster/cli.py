@@ -12,7 +12,7 @@ from types import FrameType
 
 from rich.console import Console
 
-from cluster import demo, doctor, drain, key, scale, status, up
+from cluster import demo, drain, key, scale, status, up
 from cluster.plan import Overrides
 from cluster.running import RunningDeployment, find_running
 from cluster.supervisor import MemberGivenUp
@@ -47,9 +47,11 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.command == "key":
             return key.make_key(arguments.name, RateLimits(arguments.requests_per_minute, arguments.tokens_per_minute))
         if arguments.command == "doctor":
+            from cluster.doctor import run_doctor  # loads torch, for those who ask for it
+
             config = _config(arguments.config if arguments.logs is None else arguments.logs / up.CONFIG_NAME)
             found = _find(arguments)
-            return doctor.run_doctor(up.UpOptions(config, Overrides(), None, None), found, console)
+            return run_doctor(up.UpOptions(config, Overrides(), None, None), found, console)
         options = _up_options(arguments)
         if arguments.command == "demo":
             return demo.run_demo(options, arguments.prompt, arguments.max_tokens, console)
