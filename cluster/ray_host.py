@@ -13,6 +13,8 @@ import secrets
 import shutil
 import socket
 import tempfile
+import time
+from collections.abc import Callable
 from contextlib import ExitStack, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,12 +31,15 @@ LOCAL = "local"
 _OBJECT_STORE_BYTES = 128 << 20  # nothing of ours goes through it
 _STOP_TIMEOUT_S = 10.0
 _CONNECT_TIMEOUT_S = 3.0
+_ROLES_LABEL = "pdserve-roles"  # on a head that Ray's launcher started: roles, joined by dots, that nodes will join for
+_NODES_TIMEOUT_S = 1800.0  # a cloud's machine boots, and installs gigabytes
 
 
-def start_ray(address: str, plan: Plan, logs: Path) -> tuple[Plan, RayHost]:
+def start_ray(address: str, plan: Plan, logs: Path, doing: Callable[[str], None]) -> tuple[Plan, RayHost]:
     """Start a Ray of our own (address "local") or join the cluster at `address`.
 
-    Returns the plan with the addresses that this deployment will really use. Raises: ConfigError.
+    doing: is told what is being waited for. Returns the plan with the addresses that this deployment will really use.
+    Raises: ConfigError.
     """
     if address.startswith("ray://"):
         raise ConfigError("--address takes 'auto' or HOST:PORT: run pdserve up on a node of the cluster")
@@ -47,6 +52,7 @@ def start_ray(address: str, plan: Plan, logs: Path) -> tuple[Plan, RayHost]:
         stack.callback(ray.shutdown)
         if address != LOCAL:
             plan = plan.on_network(ray.util.get_node_ip_address())
+            _until_nodes_joined(ray, plan.config, doing)
         plan = with_free_ports(plan)
         return plan, RayHost(ray, plan, Placement.over(ray, is_spread=address != LOCAL), logs, stack.pop_all())
 
@@ -125,6 +131,23 @@ class RayMember:
         self._ray.kill(self._actor, no_restart=True)
         await asyncio.wait({self._life}, timeout=_STOP_TIMEOUT_S)
         self._life.cancel()
+
+
+def _until_nodes_joined(ray: Any, config: ServeConfig, doing: Callable[[str], None]) -> None:
+    """Wait for one node of each role that the head has announced and this deployment wants.
+
+    `ray up` returns when the head is there. Whoever placed workers then would find no node of their role, and no GPU.
+    Raises: ConfigError.
+    """
+    announced = {role for node in ray.nodes() for role in node["Labels"].get(_ROLES_LABEL, "").split(".")}
+    wanted = sorted(str(role) for role in Role if config.pool(role).replicas and role in announced)
+    deadline_s = time.monotonic() + _NODES_TIMEOUT_S
+    while missing := [role for role in wanted if role not in ray.cluster_resources()]:
+        what = f"a host for {' and one for '.join(missing)}"
+        if time.monotonic() > deadline_s:
+            raise ConfigError(f"waited in vain for {what}: /tmp/ray/session_latest/logs/monitor.* on the head say why")
+        doing(f"waiting for {what}")
+        time.sleep(0.5)
 
 
 async def _until_end(ray: Any, serving: Any) -> Ending:
