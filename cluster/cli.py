@@ -12,9 +12,9 @@ from types import FrameType
 
 from rich.console import Console
 
-from cluster import demo, drain, key, status, up
+from cluster import demo, doctor, drain, key, scale, status, up
 from cluster.plan import Overrides
-from cluster.running import find_running
+from cluster.running import RunningDeployment, find_running
 from cluster.supervisor import MemberGivenUp
 from common.config import Role, ServeConfig, load_config
 from common.errors import ConfigError, ServingError
@@ -22,6 +22,7 @@ from router.tenant import RateLimits
 
 DEFAULT_CONFIG = Path("serve.yaml")
 PORTS = ("http_port", "grpc_port", "control_port", "metrics_port")
+SCALE_TIMEOUT_S = 600.0  # a cloud takes minutes to start a machine, and a worker to load a large model
 PIPED_WIDTH = 160  # columns of a table that no terminal limits
 
 
@@ -34,13 +35,21 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.command == "status":
             if not console.is_terminal:
                 console.width = PIPED_WIDTH
-            found = find_running(_config(arguments.config), arguments.router, arguments.logs)
+            found = _find(arguments)
             return asyncio.run(status.show_status(found, console))
         if arguments.command == "drain":
-            found = find_running(_config(arguments.config), arguments.router, arguments.logs)
+            found = _find(arguments)
             return asyncio.run(drain.drain(found, drain.DrainWish(arguments.worker, arguments.timeout_s), console))
+        if arguments.command == "scale":
+            found = _find(arguments)
+            wish = scale.ScaleWish(Role(arguments.pool), arguments.replicas, arguments.timeout_s)
+            return asyncio.run(scale.scale(found, wish, console))
         if arguments.command == "key":
             return key.make_key(arguments.name, RateLimits(arguments.requests_per_minute, arguments.tokens_per_minute))
+        if arguments.command == "doctor":
+            config = _config(arguments.config if arguments.logs is None else arguments.logs / up.CONFIG_NAME)
+            found = _find(arguments)
+            return doctor.run_doctor(up.UpOptions(config, Overrides(), None, None), found, console)
         options = _up_options(arguments)
         if arguments.command == "demo":
             return demo.run_demo(options, arguments.prompt, arguments.max_tokens, console)
@@ -84,17 +93,38 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="until what it still runs goes on elsewhere; default: its drain_timeout_s",
     )
-    for asking in (ask, leave):
+    resize = commands.add_parser("scale", help="add workers to a pool of a running `pdserve up`, or drain some")
+    resize.add_argument("pool", choices=[str(role) for role in Role])
+    resize.add_argument("replicas", type=_count, metavar="N", help="how many workers it shall have")
+    resize.add_argument(
+        "--timeout-s",
+        type=_seconds,
+        default=SCALE_TIMEOUT_S,
+        metavar="N",
+        help="how long to watch; default: %(default)g",
+    )
+    examine = commands.add_parser("doctor", help="is all here that serving needs, how fast is it, does splitting pay?")
+    for asking in (ask, leave, resize, examine):
         asking.add_argument(
             "--router", type=_address, metavar="HOST:PORT", help="its control address; default: config's"
         )
         asking.add_argument("--config", type=Path, help="of the deployment; default: as for up")
-        asking.add_argument("--logs", type=Path, metavar="FOLDER", help="of its `pdserve up --logs`, in place of both")
+        where = asking.add_mutually_exclusive_group()
+        where.add_argument("--logs", type=Path, metavar="FOLDER", help="of its `pdserve up --logs`, in place of both")
+        where.add_argument("--address", help="of the Ray cluster that it runs on: 'auto' or HOST:PORT")
     make = commands.add_parser("key", help="a new API key, and the line of it for router.api_keys_file")
     make.add_argument("name", help="whose it is")
     for unit in ("requests", "tokens"):
         make.add_argument(f"--{unit}-per-minute", type=_count, metavar="N", help="default: no limit")
     return parser
+
+
+def _find(arguments: argparse.Namespace) -> RunningDeployment:
+    if arguments.address is not None:
+        from cluster.ray_lookup import find_on_ray  # seconds to import, for those who ask for it
+
+        return find_on_ray(arguments.address, arguments.router)
+    return find_running(_config(arguments.config), arguments.router, arguments.logs)
 
 
 def _up_options(arguments: argparse.Namespace) -> up.UpOptions:

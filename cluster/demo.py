@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from rich.bar import Bar
@@ -15,30 +10,20 @@ from rich.table import Table
 
 from cluster.deployment import until_ready
 from cluster.display import Display
-from cluster.plan import LOOPBACK, Plan
+from cluster.plan import Plan
+from cluster.private_run import private_run
 from cluster.up import UpOptions, deploy
 from common.lifecycle import Stage
 from common.pb import serving_pb2 as pb
 from common.pb import serving_pb2_grpc
 from common.rpc import new_channel, typed_errors
-from router.api_keys import new_key
-from router.tenant import RateLimits
 
 TIMEOUT_S = 120.0
 STAGE_ORDER = [str(stage) for stage in Stage]
 
 
 def run_demo(options: UpOptions, prompt: str, max_tokens: int, console: Console) -> int:
-    # On free ports, unless told otherwise: a demo must not disturb, or be disturbed by, what already serves here. And
-    # on loopback, where its own caller needs no certificate that fits.
-    free = {key: port or 0 for key, port in options.overrides.ports.items()}
-    options = dataclasses.replace(options, overrides=dataclasses.replace(options.overrides, ports=free))
-
-    with _key_file() as (path, key):
-        router = options.config.router.model_copy(update={"api_keys_file": path, "host": LOOPBACK})
-        security = options.config.security.model_copy(update={"tls": None})
-        config = options.config.model_copy(update={"router": router, "security": security})
-        options = dataclasses.replace(options, config=config)
+    with private_run(options) as (options, key):
 
         async def work(plan: Plan, display: Display) -> None:
             await until_ready(plan, display)
@@ -47,16 +32,6 @@ def run_demo(options: UpOptions, prompt: str, max_tokens: int, console: Console)
 
         deploy(options, console, work)
     return 0
-
-
-@contextmanager
-def _key_file() -> Iterator[tuple[Path, str]]:
-    """A file that lets in nobody but whoever has the one key: the demo itself."""
-    made = new_key("demo", RateLimits())
-    with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
-        file.write(made.line)
-        file.flush()
-        yield Path(file.name), made.key
 
 
 async def chat(grpc_address: str, api_key: str, prompt: str, max_tokens: int, console: Console) -> None:

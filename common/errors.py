@@ -145,8 +145,14 @@ class VersionMismatch(IncompatiblePeer):
     code = "version_mismatch"
 
 
+class TlsMismatch(IncompatiblePeer):
+    """One side encrypts KV and the other does not."""
+
+    code = "tls_mismatch"
+
+
 class WrongSecret(IncompatiblePeer):
-    """One side does not know the cluster's secret; the only thing that a stranger is ever told."""
+    """One side does not know the cluster's secret. This and TlsMismatch are all that a stranger is ever told."""
 
     code = "wrong_secret"
 

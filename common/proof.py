@@ -24,10 +24,8 @@ PROOF_LIFE_S = 30.0
 NONCE_BYTES = 16
 _LABEL = b"pdserve call"
 
-# Probes must not need a secret; a KV link proves itself, both ways (kv_transfer/handshake.py).
-OPEN_METHODS = frozenset(
-    {"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch", "/pdserve.v1.KVTransfer/Link"}
-)
+# Probes must not need a secret.
+OPEN_METHODS = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"})
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Clock = Callable[[], float]
@@ -52,7 +50,10 @@ class ProofChecker:
         millis, _, rest = proof.partition(".")
         nonce, _, mac = rest.partition(".")
         if not hmac.compare_digest(_bytes(mac), _bytes(_mac(self._secret, method, millis, nonce))):
-            raise UnprovenCaller("this call does not prove that its caller knows this cluster's secret")
+            raise UnprovenCaller(
+                "this call does not prove that its caller knows this cluster's secret; "
+                "compare the files that security.secret_file names on both sides"
+            )
         now_s = self._clock()  # whoever gets here knows the secret, so all that follows was written by new_proof
         self._forget(now_s)
         ahead_s = int(millis) / 1000 - now_s

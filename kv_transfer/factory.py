@@ -27,6 +27,7 @@ from functools import partial
 
 import torch
 
+from common.cluster_access import ClusterAccess
 from common.errors import ConfigError
 from common.kv_layout import KVLayout
 from common.transfer_config import TransferConfig
@@ -120,7 +121,8 @@ def _dial(transport: str, here: Surroundings) -> Callable[[str], SourceChannel]:
             return lambda address: StreamSource(transport, network.dial(address), InlineSource())
 
     def dial(address: str) -> SourceChannel:
-        stream = GrpcLinkStream(transport, address, here.config.cluster_tls)
+        access = ClusterAccess(here.config.secret, here.config.cluster_tls)
+        stream = GrpcLinkStream(transport, address, access)
         return StreamSource(transport, stream, _new_payloads(transport, here, address))
 
     return dial

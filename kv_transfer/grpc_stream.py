@@ -9,12 +9,11 @@ from typing import Any, cast
 
 import grpc
 
-from common.cluster_access import ClusterAccess, connect
+from common.cluster_access import NO_SECRET, ClusterAccess, connect
 from common.errors import IncompatiblePeer, PeerLost, TransferError
 from common.pb import kv_transfer_pb2 as pb
 from common.pb.kv_transfer_pb2_grpc import KVTransferServicer, KVTransferStub, add_KVTransferServicer_to_server
 from common.rpc import answering, to_serving_error
-from common.transfer_config import ClusterTls
 from kv_transfer.link import Serve
 from kv_transfer.stream_channel import PayloadDestination, StreamDestination
 
@@ -26,10 +25,12 @@ class GrpcLinkStream:
     """One channel with one Link call; both end together. Let go of at close: a closed channel that is still referred
     to keeps its sockets, and finished tasks keep references until the garbage collector comes by."""
 
-    def __init__(self, transport: str, address: str, tls: ClusterTls | None = None) -> None:
+    def __init__(self, transport: str, address: str, access: ClusterAccess = NO_SECRET) -> None:
+        """access: the link's own handshake proves more than the call does, but only once a hello has been received, and
+        gRPC's limit is one for all methods of a server: far more than a stranger should be able to make it hold."""
         self._address = address
         self._is_closed = False
-        self._channel = connect(address, ClusterAccess(tls=tls))  # the link's own handshake proves the secret
+        self._channel = connect(address, access)
         self._call = KVTransferStub(self._channel).Link(metadata=((TRANSPORT_KEY, transport),))
 
     async def write(self, request: pb.LinkRequest) -> None:

@@ -25,6 +25,7 @@ from kv_transfer.wire_dtype import WireDtype
 
 NONCE_BYTES = 32
 _SOURCE, _DESTINATION = b"source", b"destination"
+_COMPARE = "compare the files that security.secret_file names on both sides"
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ async def _prove(channel: SourceChannel, hello: pb.LinkHello, secret: bytes) -> 
     await channel.write(pb.LinkRequest(proof=pb.LinkProof(proof=_proof(secret, _SOURCE, nonces, hello))))
     welcome = (await _reply(channel, "welcome")).welcome
     if not hmac.compare_digest(welcome.proof, _proof(secret, _DESTINATION, nonces, hello)):
-        raise WrongSecret("the KV destination does not know this cluster's secret; nothing was sent to it")
+        raise WrongSecret(f"the KV destination does not know this cluster's secret; nothing was sent to it; {_COMPARE}")
     return welcome
 
 
@@ -109,7 +110,7 @@ async def receive_hello(channel: DestinationChannel, endpoint: Endpoint) -> tupl
     nonces = hello.nonce + nonce
     answer = (await channel.read()).request
     if not hmac.compare_digest(answer.proof.proof, _proof(endpoint.secret, _SOURCE, nonces, hello)):
-        raise WrongSecret("the KV source does not know this cluster's secret")
+        raise WrongSecret(f"the KV source does not know this cluster's secret; {_COMPARE}")
     channel.trust()
     _require_acceptable(hello, endpoint, channel.wire_name)
     return hello, _proof(endpoint.secret, _DESTINATION, nonces, hello)

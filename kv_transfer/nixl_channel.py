@@ -106,7 +106,7 @@ class NixlDestination:
         self._thread.close()
 
     def _receive(self, flat: Tensor, offset: int) -> int:
-        if not self._target.wait(PAYLOAD_TIMEOUT_S):
+        if self._target.wait(PAYLOAD_TIMEOUT_S) is None:
             raise PeerLost(f"a piece that was announced has not come within {PAYLOAD_TIMEOUT_S} s")
         flat.copy_(self._memory[offset : offset + flat.numel()])
         return checksum_of(flat)

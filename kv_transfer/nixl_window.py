@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import struct
+from collections import deque
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -38,7 +39,7 @@ _WINDOW_HEAD = struct.Struct("<QQ32s")
 
 
 class NixlTarget:
-    """Over TCP the peer's writes move only inside `poll` and `wait`; between transfers neither need be called.
+    """Over TCP the peer's writes move only inside `wait`, which need not be called between transfers.
 
     That the writer died is not seen here: its control stream tells. `staging` and `net_device` as for NixlAgent.
     """
@@ -46,22 +47,21 @@ class NixlTarget:
     def __init__(self, staging: Tensor, net_device: str | None) -> None:
         """Raises: ConfigError."""
         self._agent = NixlAgent(secrets.token_hex(16), staging, net_device)
+        self._arrived: deque[bytes] = deque()  # told by the agent and not asked for yet
         self.window = Window(staging.data_ptr(), staging.numel(), secrets.token_hex(16), self._agent.metadata())
 
-    def poll(self) -> list[bytes]:
-        """Notifications of writes whose bytes are all here. Raises: PeerLost once aborted or closed."""
-        return self._agent.notifications().get(self.window.writer_name, [])
+    def wait(self, timeout_s: float) -> bytes | None:
+        """The next notification, or None within the time. Raises: PeerLost once aborted or closed.
 
-    def wait(self, timeout_s: float) -> list[bytes]:
-        """The next notifications, or none within the time. Raises: PeerLost once aborted or closed."""
-        arrived: list[bytes] = []
+        One for each write: where writes move without our help, several may have come since the last call.
+        """
 
         def has_arrived() -> bool:
-            arrived.extend(self.poll())
-            return bool(arrived)
+            self._arrived.extend(self._agent.notifications().get(self.window.writer_name, []))
+            return bool(self._arrived)
 
         self._agent.wait_until(has_arrived, timeout_s)
-        return arrived
+        return self._arrived.popleft() if self._arrived else None
 
     def abort(self) -> None:
         """End a `wait`, from any thread."""

@@ -16,6 +16,7 @@ import os
 import secrets
 import socket
 import struct
+import time
 from collections import deque
 from dataclasses import dataclass
 
@@ -32,7 +33,8 @@ from kv_transfer.socket_medium import TlsContexts
 from kv_transfer.staging import Staged, StagingRing
 from kv_transfer.wire import MAX_PIECE_BYTES, checksum_of
 
-_BACKLOG = 64
+_BACKLOG = 64  # links that wait to be accepted
+_NEXT_TRY_S = 0.005
 _RING_BYTES = MAX_PIECE_BYTES
 _MAX_PLACED = 64  # pieces; far fewer than answers that a socket holds, so that nobody ever waits to send one
 _COPIED_OUT = b"."
@@ -50,12 +52,17 @@ class Shm:
     transport: str = "shm"
     num_connections: int = 1
     tls: TlsContexts | None = None
+    queue_timeout_s: float = 5.0  # for a place among those that wait to be accepted
 
     async def connect(self, address: str) -> socket.socket:
         connecting = socket.socket(socket.AF_UNIX)
         try:
             connecting.setblocking(False)
-            await asyncio.get_running_loop().sock_connect(connecting, f"\0{address}")
+            give_up_at = time.monotonic() + self.queue_timeout_s
+            while not _has_place(connecting, address):
+                if time.monotonic() > give_up_at:
+                    raise TimeoutError(f"too many others have waited to be accepted for {self.queue_timeout_s} s")
+                await asyncio.sleep(_NEXT_TRY_S)
         except BaseException:
             connecting.close()
             raise
@@ -79,6 +86,15 @@ class Shm:
 
     def new_receiver(self, landing: Landing) -> ShmReceiver:
         return ShmReceiver(landing)
+
+
+def _has_place(connecting: socket.socket, address: str) -> bool:
+    """Whether it is connected now. A unix socket never is later: with the queue full, nothing has begun."""
+    try:
+        connecting.connect(f"\0{address}")
+    except BlockingIOError:
+        return False
+    return True
 
 
 class ShmSender:

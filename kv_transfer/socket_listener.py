@@ -1,19 +1,20 @@
 """The listening socket of a decode worker. Strangers learn nothing from it and cannot keep others out.
 
 Until its source has proved itself, a connection is one of MAX_STRANGERS; one more, and the one that has been here
-longest has to leave.
+longest has to leave. Another user's process gets no such place.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import socket
 from contextlib import suppress
 
-from common.errors import PeerLost, ServingError, WrongSecret, wire_name
+from common.errors import PeerLost, ServingError, TlsMismatch, WrongSecret, wire_name
 from common.pb import kv_transfer_pb2 as pb
-from kv_transfer.control_connection import ControlConnection
+from kv_transfer.control_connection import TLS_AT_DESTINATION, TLS_BEGINNINGS, ControlConnection
 from kv_transfer.link import Serve
 from kv_transfer.meeting_point import CONTROL, DATA, TOKEN_BYTES, MeetingPoint
 from kv_transfer.socket_destination import SocketDestination
@@ -23,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 MAX_STRANGERS = 32
 _PAUSE_S = 0.1  # after a failed accept: out of descriptors
+_TURN = 32  # connections accepted before others on the event loop have theirs, however many more there are
 
 
 class SocketListener:
@@ -57,7 +59,9 @@ class SocketListener:
 
     async def _accept(self, listening: socket.socket, serve: Serve) -> None:
         loop = asyncio.get_running_loop()
-        while True:
+        for number in itertools.count(1):
+            if number % _TURN == 0:
+                await asyncio.sleep(0)
             try:
                 accepted, _ = await loop.sock_accept(listening)
             except OSError as error:
@@ -93,6 +97,10 @@ class SocketListener:
                 if prologue != CONTROL:
                     return
                 tls = self._medium.tls
+                if tls is not None and not (await _peek(accepted)).startswith(TLS_BEGINNINGS):
+                    is_passed_on = True
+                    await self._refuse_in_the_clear(accepted)
+                    return
                 is_passed_on = True
                 control = await ControlConnection.over(accepted, tls.destination if tls else None, is_server=True)
         except (OSError, TimeoutError, PeerLost) as error:
@@ -113,13 +121,38 @@ class SocketListener:
             await serve(channel)
         except ServingError as ended:
             logger.info("a KV link over %s ended: %s", self.transport, ended.message)
-            if channel.is_trusted or isinstance(ended, WrongSecret):
-                refusal = pb.LinkRefusal(error_type=wire_name(ended), error=ended.message)
-                with suppress(PeerLost):
-                    await control.write(pb.LinkReply(refusal=refusal))
-                await control.finish()
+            if channel.is_trusted or isinstance(ended, WrongSecret | TlsMismatch):
+                await _refuse(control, ended)
         finally:
             control.abort()
+
+    async def _refuse_in_the_clear(self, accepted: socket.socket) -> None:
+        """Tells whoever begins a link, as a source without TLS does. Raises: PeerLost."""
+        control = await ControlConnection.over(accepted, None, is_server=True)
+        try:
+            if (await control.read(pb.LinkRequest)).HasField("hello"):
+                logger.warning("refused a KV link over %s: %s", self.transport, TLS_AT_DESTINATION)
+                await _refuse(control, TlsMismatch(TLS_AT_DESTINATION))
+        finally:
+            control.abort()
+
+
+async def _refuse(control: ControlConnection, error: ServingError) -> None:
+    refusal = pb.LinkRefusal(error_type=wire_name(error), error=error.message)
+    with suppress(PeerLost):
+        await control.write(pb.LinkReply(refusal=refusal))
+    await control.finish()
+
+
+async def _peek(connected: socket.socket) -> bytes:
+    """The first bytes that come, which stay to be received. Raises: OSError."""
+    loop, has_come = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(connected, has_come.set)
+    try:
+        await has_come.wait()
+    finally:
+        loop.remove_reader(connected)
+    return connected.recv(len(TLS_BEGINNINGS[0]), socket.MSG_PEEK)
 
 
 async def _receive(connected: socket.socket, num_bytes: int) -> bytes:

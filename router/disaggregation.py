@@ -18,6 +18,8 @@ Reason = Literal[
 # Of the goal for the first token: what is left is for prompts that come later and are shorter, and for errors of the
 # prediction.
 GOAL_SHARE = 0.35
+# Of the prefill worker's time: a decode worker that is sooner by less would disturb its streams for hardly anything.
+SOONER_SHARE = 0.8
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class Remote:
     """The best that the prefill workers can do."""
 
     has_room: bool  # the prompt need not wait in the router
-    ttft_s: float | None  # predicted, from arrival; None: nobody has measured yet
+    ttft_s: float | None  # predicted, from now; None: nobody has measured yet
     has_queue: bool = False  # it is not just the prompt itself that takes so long
 
 
@@ -34,13 +36,14 @@ class Local:
     """The best that a decode worker can do, in the time that its streams leave."""
 
     compute_s: float | None  # the prompt alone; None: nobody has measured yet
-    ttft_s: float | None  # predicted, from arrival; None: not known, or its streams leave no time
+    ttft_s: float | None  # predicted, from now; None: not known, or its streams leave no time
 
 
 @dataclass(frozen=True)
 class Yardsticks:
-    ttft_goal_s: float
+    ttft_goal_s: float  # from arrival
     handoff_s: float  # that a handoff takes beyond the prompt's computation; 0: none was seen yet
+    age_s: float = 0.0  # of the request
 
 
 def choose(mode: Disaggregation, remote: Remote | None, local: Local | None, yardsticks: Yardsticks) -> Reason | None:
@@ -59,8 +62,10 @@ def choose(mode: Disaggregation, remote: Remote | None, local: Local | None, yar
 
 
 def _is_late(remote: Remote, yardsticks: Yardsticks) -> bool:
-    return remote.has_queue and remote.ttft_s is not None and remote.ttft_s > GOAL_SHARE * yardsticks.ttft_goal_s
+    if not remote.has_queue or remote.ttft_s is None:
+        return False
+    return yardsticks.age_s + remote.ttft_s > GOAL_SHARE * yardsticks.ttft_goal_s
 
 
 def _is_sooner(local: Local, remote: Remote) -> bool:
-    return local.ttft_s is not None and remote.ttft_s is not None and local.ttft_s < remote.ttft_s
+    return local.ttft_s is not None and remote.ttft_s is not None and local.ttft_s < SOONER_SHARE * remote.ttft_s

@@ -38,10 +38,10 @@ class Lanes:
         prompts = worker.prompts
         return prompts.given_tokens == 0 or prompts.tokens < self.queue_tokens(worker)
 
-    def ttft_s(self, request: Request, worker: Worker, uncached_tokens: int) -> float | None:
-        """From arrival, if it is sent there now. None: not known, or its streams leave no time."""
+    def ttft_s(self, worker: Worker, uncached_tokens: int) -> float | None:
+        """From now, if a prompt is sent there now. None: not known, or its streams leave no time."""
         lane = self.of(worker)
-        return None if lane is None else age_s(request) + lane.free_s + uncached_tokens * lane.s_per_token
+        return None if lane is None else lane.free_s + uncached_tokens * lane.s_per_token
 
     def s_per_token(self, worker: Worker) -> float | None:
         """Measured there or, before that, what the others do on average; None: nobody has measured yet."""

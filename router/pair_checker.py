@@ -1,8 +1,9 @@
 """The self-test: before a pair of workers is chosen for the first time, one short prompt goes through it.
 
 It takes the path of every request, Prefill.Run on P and a reservation on D, but D computes the prompt too and compares.
-A pair that disagrees is refused for as long as both incarnations live. What merely fails is tried again. A good pair
-whose transfers have begun to fail is checked again before it is given more.
+A pair that disagrees is refused for as long as both incarnations live. What merely fails is tried again, ever less
+often; what finds no blocks at D, soon: that says only that D is busy. A good pair whose transfers have begun to fail is
+checked again before it is given more.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 from functools import partial
 
-from common.errors import IncompatiblePeer, ServingError, WorkerLost
+from common.errors import IncompatiblePeer, NoFreeBlocks, ServingError, WorkerLost
 from common.identity import new_transfer_id
 from common.pb import serving_pb2 as pb
 from common.sampling import SamplingParams
@@ -92,12 +93,18 @@ class PairChecker:
         self._start_due()
 
     async def _check(self, pair: Pair, pause_s: float) -> None:
-        self._count(await self._attempt(pair))
-        if pair.standing is Standing.UNCHECKED:
-            again = partial(self._enqueue, pair, min(2 * pause_s, MAX_PAUSE_S))
-            self._pausing[pair] = asyncio.get_running_loop().call_later(pause_s, again)
-        else:
+        result = await self._attempt(pair)
+        self._count(result)
+        if pair.standing is not Standing.UNCHECKED:
             self._registry.on_change()
+        elif result == "busy":
+            self._pause(pair, FIRST_PAUSE_S, pause_s)
+        else:
+            self._pause(pair, pause_s, min(2 * pause_s, MAX_PAUSE_S))
+
+    def _pause(self, pair: Pair, pause_s: float, next_pause_s: float) -> None:
+        again = partial(self._enqueue, pair, next_pause_s)
+        self._pausing[pair] = asyncio.get_running_loop().call_later(pause_s, again)
 
     async def _attempt(self, pair: Pair) -> str:
         """Settles the pair, or notes why it cannot be settled yet. Returns the result's name."""
@@ -112,7 +119,7 @@ class PairChecker:
             reason = f"the check of {pair} failed and is tried again: {error.message}"
             logger.log(logging.DEBUG if reason == pair.reason else logging.WARNING, "%s", reason)  # once for each cause
             pair.reason = reason
-            return "failed"
+            return "busy" if isinstance(error, NoFreeBlocks) else "failed"
         if not verdict.is_equal:
             pair.refuse(f"{pair} is refused, its KV is not what {pair.decode.worker_id} computes: {verdict.detail}")
             logger.error("%s", pair.reason)

@@ -68,18 +68,19 @@ class Placer:
             self._goals.disaggregation,
             None if remote is None else remote.offer,
             None if local is None else local.offer,
-            Yardsticks(self._goals.ttft_s, self._handoff_s),
+            Yardsticks(self._goals.ttft_s, self._handoff_s, age_s(request)),
         )
         if reason == "disaggregated":
             assert remote is not None
             decoders = [decoder for decoder in decoders if self._registry.can_send(remote.worker, decoder)]
             decode = self._choose_decode(request, decoders)
-            return Placement(remote.worker, decode, reason, remote.uncached_tokens, remote.offer.ttft_s)
+            ttft_s = _from_arrival(request, remote.offer.ttft_s)
+            return Placement(remote.worker, decode, reason, remote.uncached_tokens, ttft_s)
         if reason is not None:
             assert local is not None
-            return _local_placement(local, reason)
+            return _local_placement(request, local, reason)
         colocated = self._local(request, self._with_room_to_decode(request, Role.COLOCATED))
-        return None if colocated is None else _local_placement(colocated, "colocated_worker")
+        return None if colocated is None else _local_placement(request, colocated, "colocated_worker")
 
     def replace_prefill(self, request: Request, placement: Placement) -> Placement:
         """The same reservation with another prefill worker, at once. Raises: WorkerLost."""
@@ -113,7 +114,7 @@ class Placer:
         with_room = [snapshot for snapshot in candidates if snapshot.has_room_to_prefill]
         chosen = self._policies.prefill(with_room or list(candidates))
         worker = candidates[chosen]
-        ttft_s = self._lanes.ttft_s(request, worker, chosen.uncached_tokens)
+        ttft_s = self._lanes.ttft_s(worker, chosen.uncached_tokens)
         return _RemoteCandidate(
             worker, chosen.uncached_tokens, Remote(bool(with_room), ttft_s, has_queue=worker.prompts.tokens > 0)
         )
@@ -127,7 +128,7 @@ class Placer:
         worker = candidates[chosen]
         s_per_token = self._lanes.s_per_token(worker)
         compute_s = None if s_per_token is None else chosen.uncached_tokens * s_per_token
-        ttft_s = self._lanes.ttft_s(request, worker, chosen.uncached_tokens)
+        ttft_s = self._lanes.ttft_s(worker, chosen.uncached_tokens)
         return _LocalCandidate(worker, chosen.uncached_tokens, Local(compute_s, ttft_s))
 
     def _choose_decode(self, request: Request, workers: Iterable[Worker]) -> Worker:
@@ -177,8 +178,13 @@ class _LocalCandidate:
     offer: Local
 
 
-def _local_placement(chosen: _LocalCandidate, reason: Reason) -> Placement:
-    return Placement(None, chosen.worker, reason, chosen.uncached_tokens, chosen.offer.ttft_s)
+def _local_placement(request: Request, chosen: _LocalCandidate, reason: Reason) -> Placement:
+    ttft_s = _from_arrival(request, chosen.offer.ttft_s)
+    return Placement(None, chosen.worker, reason, chosen.uncached_tokens, ttft_s)
+
+
+def _from_arrival(request: Request, from_now_s: float | None) -> float | None:
+    return None if from_now_s is None else age_s(request) + from_now_s
 
 
 def held(placement: Placement, request: Request) -> Placement:

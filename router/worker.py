@@ -32,6 +32,7 @@ class Worker:
         self.worker_id = hello.worker_id
         self.role = ROLES[hello.role]
         self.load = pb.WorkerLoad()
+        self.clock_skew_s = 0.0  # how far its clock is ahead of ours, the heartbeat's way included
         self.joined_s = self.heartbeat_s = time.monotonic()
         self.is_draining = False  # it says so, or refused a request for it; nothing takes that back
         self.drain_order: pb.DrainOrder | None = None  # to be told to it with the next reply to a heartbeat
@@ -84,6 +85,7 @@ class Worker:
         self.load = load
         self.prompts.heard(load.uncached_tokens)
         self.heartbeat_s = time.monotonic()
+        self.clock_skew_s = load.clock_s - time.time()
         self.is_suspect = False
         self.is_draining = self.is_draining or load.is_draining
 
@@ -137,6 +139,7 @@ class Worker:
             num_cached_blocks=num_cached_blocks,
             heartbeat_age_s=time.monotonic() - self.heartbeat_s,
             unfit_reason=self.unfit_reason,
+            clock_skew_s=self.clock_skew_s,
         )
 
     async def close_when_idle(self) -> None:

@@ -4,8 +4,9 @@ python scripts/bench_placement.py --trace azure2023_conv.csv          about half
 python scripts/bench_placement.py --trace azure2023_conv.csv --parts rate --configurations auto,colocated --json FILE
 
 Three parts. rate: the highest Poisson rate at which 90 % of the requests meet their objectives, with the trace's
-lengths. overload: three times that rate with refusal by prediction. interference: the gaps between the tokens of four
-running streams, alone and while long prompts arrive. It starts and stops every system itself; let nothing else run.
+lengths; slo.ttft_s is set, and who is refused has missed. overload: three times that rate. interference: the gaps
+between the tokens of four running streams, alone and while long prompts arrive. It starts and stops every system
+itself; let nothing else run.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class Bench:
         """Appends figures as they come. Raises: ConfigError, MemberGivenUp, Unreachable, TimeoutError."""
         for configuration in configurations:
             if "rate" in parts:
-                await self._on_system(configuration, None, self._rate, figures)
+                await self._on_system(configuration, SLO.ttft_s, self._rate, figures)
             if "overload" in parts and configuration in self.best:
                 await self._on_system(configuration, SLO.ttft_s, self._overload, figures)
             if "interference" in parts:

@@ -98,17 +98,26 @@ def test_a_certificate_without_the_common_name_is_refused_between_components(fil
 
 
 def test_the_clusters_certificates_serve_for_kv_over_tcp_unless_it_has_its_own(files: TlsFiles, tmp_path: Path) -> None:
-    own = {"cert": "a", "key": "b", "ca": "c"}
+    its_own = Authority(tmp_path, "of-kv").certify("kv")
+    own = {"cert": its_own.cert, "key": its_own.key, "ca": its_own.ca}
     for transfer, expected in (
         ({}, files),
         ({"transport": "tcp"}, files),
-        ({"tls": own}, TlsFiles(Path("a"), Path("b"), Path("c"))),
+        ({"tls": own}, its_own),
         ({"transport": "grpc"}, None),  # which is the cluster's own gRPC
         ({"transport": "torch_dist"}, None),  # asked for by name: a trusted fabric
     ):
         config = ServeConfig.model_validate({"transfer": transfer, "security": config_of(files).model_dump()})
         assert config.kv_transfer().tls == expected
         assert config.kv_transfer().cluster_tls == config.security.cluster_access().tls
+
+
+@pytest.mark.parametrize("missing", ["cert", "key", "ca"])
+def test_a_missing_file_of_kv_transfer_is_named_by_the_config(files: TlsFiles, tmp_path: Path, missing: str) -> None:
+    own = {"cert": files.cert, "key": files.key, "ca": files.ca, missing: tmp_path / "missing.pem"}
+    config = ServeConfig.model_validate({"transfer": {"tls": own}})
+    with pytest.raises(ConfigError, match=r"^transfer\.tls: cannot read .*missing\.pem: No such file"):
+        config.kv_transfer()
 
 
 # ---------------------------------------------------------------- while it runs

@@ -15,8 +15,10 @@ import pytest
 from common.cluster_access import ClusterAccess, connect
 from common.config import ServeConfig
 from common.errors import ConfigError, UnprovenCaller
+from common.pb import kv_transfer_pb2 as kv_pb
 from common.pb import serving_pb2 as pb
 from common.pb import serving_pb2_grpc as pb_grpc
+from common.pb.kv_transfer_pb2_grpc import KVTransferStub
 from common.rpc import new_channel, typed_errors
 from decode_worker.server import DecodeServer
 from prefill_worker.server import PrefillServer
@@ -57,6 +59,7 @@ def calls(cluster: LocalCluster, of: Any) -> dict[str, Any]:
         "CheckPair": decoding.CheckPair(pb.PairCheckRequest(token_ids=[1, 2]), timeout=10).read(),
         "decode GetStatus": decoding.GetStatus(pb.WorkerStatusRequest(), timeout=10),
         "Run": prefilling.Run(pb.PrefillRequest(token_ids=[1, 2]), timeout=10).read(),
+        "Link": KVTransferStub(of(decode)).Link(iter([kv_pb.LinkRequest(hello=kv_pb.LinkHello())]), timeout=10).read(),
         "prefill GetStatus": prefilling.GetStatus(pb.WorkerStatusRequest(), timeout=10),
     }
 
@@ -125,8 +128,10 @@ async def test_beyond_loopback_the_public_port_has_no_metrics_and_the_control_ho
         url = cluster.router.http_url.replace("0.0.0.0", "127.0.0.1")
         async with httpx.AsyncClient() as http:
             assert (await http.get(f"{url}/health")).status_code == 200
-            assert (await http.get(f"{url}/metrics")).status_code == 404
             assert "requests_total" in (await http.get(cluster.router.metrics_url)).text
+            for path in ("metrics", "metrics/targets", "dashboard", "dashboard/state", "dashboard/trace"):
+                assert (await http.get(f"{url}/{path}")).status_code == 404, path
+                assert (await http.get(cluster.router.metrics_url.replace("metrics", path))).status_code == 200, path
             assert (await http.get(cluster.router.metrics_url.replace("metrics", "health"))).status_code == 404
         assert cluster.router.metrics_url.startswith("http://127.0.0.1:")
         assert cluster.router.control_address.startswith("127.0.0.1:")

@@ -26,10 +26,11 @@ def target() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     try:
         while True:
-            for notification in target.wait(timeout_s=60):
+            if (notification := target.wait(timeout_s=60)) is not None:
                 print(notification.decode(), int((staging == WRITTEN).sum()), flush=True)
     except SystemExit:
-        target.wait(timeout_s=1)  # whatever is still on its way
+        while target.wait(timeout_s=1) is not None:
+            pass  # whatever is still on its way
         print("end", int((staging == WRITTEN).sum()), flush=True)
 
 

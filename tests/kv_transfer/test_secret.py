@@ -72,7 +72,10 @@ async def test_who_knows_the_secret_connects(kind: str) -> None:
 async def test_who_does_not_is_refused_and_both_sides_say_so(
     kind: str, source: bytes, destination: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    refusal = "the KV source does not know this cluster's secret"
+    refusal = (
+        "the KV source does not know this cluster's secret; "
+        "compare the files that security.secret_file names on both sides"
+    )
     async with ends(kind, source, destination) as pair:
         with caplog.at_level(logging.WARNING), pytest.raises(IncompatiblePeer, match=refusal):
             await pair.connect()
@@ -126,7 +129,7 @@ async def test_a_stranger_at_a_decode_workers_address_gets_no_kv(guess: str) -> 
     source = Endpoint(layout, new_incarnation(), HeadRange(0, layout.num_kv_heads), OURS)
     destination = Destination("taken over", (Offer("grpc", "127.0.0.1:1"),), PROTOCOL_VERSION)
     stranger = _Mirror(b"") if guess == "the source's own proof" else Stranger(b"" if guess == "nothing" else b"x" * 32)
-    with pytest.raises(IncompatiblePeer, match="the KV destination does not know this cluster's secret"):
+    with pytest.raises(IncompatiblePeer, match=r"the KV destination does not know .*security\.secret_file"):
         await greet(stranger, source, destination)
     assert [request.WhichOneof("frame") for request in stranger.heard] == ["hello", "proof"]
     assert not stranger.is_attached

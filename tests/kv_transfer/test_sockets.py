@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import random
+import re
+import secrets
 import socket
 import struct
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from common.errors import ConfigError, PeerLost, TransferAborted, TransferError, WrongSecret
+from common.errors import ConfigError, PeerLost, TlsMismatch, TransferAborted, TransferError, WrongSecret
 from common.identity import Ticket, new_incarnation, new_transfer_id
 from common.pb import kv_transfer_pb2 as pb
 from common.rpc import bind_port, new_server
@@ -25,6 +31,7 @@ from kv_transfer.link import Endpoint, Way
 from kv_transfer.meeting_point import CONTROL, DATA, TOKEN_BYTES
 from kv_transfer.receiver import LinkReceiver
 from kv_transfer.sender import LinkSender
+from kv_transfer.shm import Shm
 from kv_transfer.socket_listener import MAX_STRANGERS
 from kv_transfer.socket_source import SocketSource
 from kv_transfer.tcp import Tcp
@@ -197,6 +204,71 @@ async def test_a_burst_of_strangers_takes_no_more_places_than_there_are(kind: st
             writer.close()
 
 
+@pytest.fixture
+def full() -> Iterator[socket.socket]:
+    """Listens, and has no place left for anybody."""
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(f"\0pdserve-test-{secrets.token_hex(8)}")
+        listening.listen(0)
+        with socket.socket(socket.AF_UNIX) as waiting:
+            waiting.connect(listening.getsockname())  # a queue of none has one place
+            yield listening
+
+
+def name_of(listening: socket.socket) -> str:
+    name: bytes = listening.getsockname()
+    return name[1:].decode()
+
+
+async def test_a_source_waits_for_a_place_among_those_that_are_to_be_accepted(full: socket.socket) -> None:
+    connecting = asyncio.create_task(Shm().connect(name_of(full)))
+    done, _ = await asyncio.wait([connecting], timeout=0.05)
+    assert not done
+    full.accept()[0].close()
+    with await connecting as connected:
+        connected.send(b"here")  # fails on a socket that is not connected
+
+
+async def test_a_source_does_not_wait_for_a_place_for_ever(full: socket.socket) -> None:
+    source = SocketSource(Shm(queue_timeout_s=0.02), TIMEOUT_S, name_of(full))
+    with pytest.raises(PeerLost, match=r"too many others have waited to be accepted for 0\.02 s"):
+        await source.write(HELLO)
+    await source.close()
+
+
+FLOOD = """
+import os, socket, sys
+os.setuid(65534)
+while True:
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.connect("\\0" + sys.argv[1])
+"""
+
+
+@contextmanager
+def flooded(address: str) -> Iterator[None]:
+    """By another user's processes, which come and go as fast as they can."""
+    command = [sys.executable, "-c", FLOOD, address]
+    floods = [subprocess.Popen(command) for _ in range(3)]
+    try:
+        yield
+        assert [flood.poll() for flood in floods] == [None] * len(floods)
+    finally:
+        for flood in floods:
+            flood.kill()
+            flood.wait()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+async def test_a_flood_of_another_users_connections_keeps_no_source_out() -> None:
+    config = TransferConfig(transport="shm")
+    async with receiving(config) as receiver:
+        with flooded(receiver.destination.offers[0].address):
+            for seed in range(5):
+                async with sending(config) as sender:
+                    await assert_works(sender, receiver, seed=seed)
+
+
 def num_served(kind: str) -> int:
     return sum(task.get_name() == f"kv-serve-{kind}" for task in asyncio.all_tasks())
 
@@ -331,15 +403,42 @@ async def test_with_tls_pieces_arrive(tmp_path: Path) -> None:
         await assert_works(sender, receiver)
 
 
-@pytest.mark.parametrize("files", ["none", "of another authority"])
 @pytest.mark.parametrize("end", ["source", "destination"])
-async def test_who_is_not_certified_by_the_authority_gets_no_link(tmp_path: Path, end: str, files: str) -> None:
+async def test_who_is_not_certified_by_the_authority_gets_no_link(tmp_path: Path, end: str) -> None:
     certified = tls(Authority(tmp_path, "authority").certify("certified"))
-    other = tls(Authority(tmp_path, "another").certify("other") if files != "none" else None)
+    other = tls(Authority(tmp_path, "another").certify("other"))
     source, destination = (other, certified) if end == "source" else (certified, other)
     async with receiving(destination) as receiver, sending(source) as sender:
         with pytest.raises(TransferError):
             await sender.open(receiver.destination, expect(receiver, 8)[1])
+
+
+@pytest.mark.parametrize(("end", "other"), [("source", "destination"), ("destination", "source")])
+async def test_tls_at_one_end_alone_is_an_incompatibility_that_both_name(
+    tmp_path: Path, end: str, other: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    certified, clear = tls(Authority(tmp_path, "authority").certify("certified")), tls(None)
+    source, destination = (certified, clear) if end == "source" else (clear, certified)
+    named = rf"transfer\.tls.* is configured at the {end} and not at the {other}"
+    async with receiving(destination) as receiver, sending(source) as sender:
+        with caplog.at_level(logging.WARNING), pytest.raises(TlsMismatch, match=named):
+            await sender.open(receiver.destination, expect(receiver, 8)[1])
+        assert sender.links() == receiver.links() == []
+    for side in ("sender", "receiver" if end == "source" else "socket_listener"):
+        assert [re.search(named, said) for name, said in messages(caplog) if name == f"kv_transfer.{side}"]
+
+
+def messages(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    return [(record.name, record.getMessage()) for record in caplog.records]
+
+
+@pytest.mark.parametrize("said", [b"", b"pd", CONTROL + b"GET / HTTP/1.1\r\n\r\n", CONTROL + framed(PIECE)])
+async def test_a_stranger_hears_nothing_from_a_destination_with_tls(tmp_path: Path, said: bytes) -> None:
+    config = replace(tls(Authority(tmp_path, "authority").certify("decode")), connect_timeout_s=0.5)
+    async with receiving(config) as receiver:
+        streams = await connect(receiver)
+        streams[1].write(said)
+        assert await heard(streams) == b""
 
 
 async def test_with_tls_nothing_crosses_a_network_in_the_clear(tmp_path: Path) -> None:

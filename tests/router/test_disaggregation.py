@@ -10,7 +10,7 @@ YARDSTICKS = Yardsticks(ttft_goal_s=1.0, handoff_s=0.01)
 IDLE, BUSY, FULL = Remote(True, 0.3), Remote(True, 0.9, has_queue=True), Remote(False, 0.9, has_queue=True)
 LONG, UNMEASURED = Remote(True, 0.9), Remote(True, None, has_queue=True)
 QUICK, SLOW, SHORT, NO_TIME = Local(0.2, 0.4), Local(0.2, 1.5), Local(0.005, 0.005), Local(0.2, None)
-UNKNOWN = Local(None, None)
+UNKNOWN, HARDLY_SOONER = Local(None, None), Local(0.6, 0.8)
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,7 @@ UNKNOWN = Local(None, None)
         ("auto", BUSY, QUICK, "prefill_queue"),
         ("auto", LONG, QUICK, "disaggregated"),  # its own length takes so long, and running streams are spared
         ("auto", BUSY, SLOW, "disaggregated"),
+        ("auto", BUSY, HARDLY_SOONER, "disaggregated"),  # not worth the disturbance
         ("auto", BUSY, NO_TIME, "disaggregated"),
         ("auto", BUSY, UNKNOWN, "disaggregated"),
         ("auto", FULL, QUICK, "prefill_queue"),
@@ -38,3 +39,10 @@ UNKNOWN = Local(None, None)
 )
 def test_the_choice(mode: Disaggregation, remote: Remote | None, local: Local | None, expected: Reason | None) -> None:
     assert choose(mode, remote, local, YARDSTICKS) == expected
+
+
+def test_a_request_that_has_waited_is_late_sooner() -> None:
+    short_queue = Remote(True, 0.3, has_queue=True)
+    assert choose("auto", short_queue, Local(0.1, 0.1), YARDSTICKS) == "disaggregated"
+    waited = Yardsticks(ttft_goal_s=1.0, handoff_s=0.01, age_s=0.2)
+    assert choose("auto", short_queue, Local(0.1, 0.1), waited) == "prefill_queue"

@@ -10,13 +10,13 @@ from typing import Any
 import grpc
 import pytest
 
-from common.errors import CorruptPiece, IncompatiblePeer, ServingError
+from common.errors import CorruptPiece, IncompatiblePeer, NoFreeBlocks, ServingError
 from common.kv_layout import KVLayout
 from common.pb import kv_transfer_pb2 as kv_pb
 from common.pb import serving_pb2 as pb
 from common.pb import serving_pb2_grpc as pb_grpc
 from common.rpc import answering, bind_port, new_server
-from router.pair_checker import MAX_CONCURRENT_CHECKS, NUM_PROMPT_TOKENS, PairChecker, probe_prompt
+from router.pair_checker import FIRST_PAUSE_S, MAX_CONCURRENT_CHECKS, NUM_PROMPT_TOKENS, PairChecker, probe_prompt
 from router.pairs import MAX_TRANSFER_FAULTS, Pair, Standing
 from router.prefix_index import PrefixIndex
 from router.registry import Registry
@@ -170,6 +170,26 @@ async def test_a_failed_check_says_why_and_is_tried_again(cluster: Cluster) -> N
     assert "injected" in str(cluster.registry.not_ready_reason())
     await cluster.until(lambda: cluster.pair().is_good)
     assert cluster.results == ["failed", "passed"]
+
+
+async def test_a_worker_that_is_only_busy_is_tried_again_soon_and_does_not_lengthen_the_pause_after_failures(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+
+    def skip_pause(checker: PairChecker, pair: Pair, pause_s: float, next_pause_s: float) -> None:
+        pauses.append(pause_s)
+        checker._enqueue(pair, next_pause_s)
+
+    monkeypatch.setattr(PairChecker, "_pause", skip_pause)
+    cluster.workers.gate.set()
+    failed, busy = ServingError("injected"), NoFreeBlocks("full")
+    cluster.workers.errors = [failed, busy, busy, busy, failed, busy]
+    cluster.join("prefill-0")
+    cluster.join("decode-0")
+    await cluster.until(lambda: cluster.pair().is_good)
+    assert cluster.results == ["failed", "busy", "busy", "busy", "failed", "busy", "passed"]
+    assert pauses == [FIRST_PAUSE_S, FIRST_PAUSE_S, FIRST_PAUSE_S, FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, FIRST_PAUSE_S]
 
 
 async def test_each_worker_is_in_one_check_at_a_time_and_few_run_at_once(cluster: Cluster) -> None:

@@ -1,0 +1,60 @@
+"""The doctor's measurements and advice, as a person reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.box import SIMPLE
+from rich.table import Table
+
+from cluster.split_advice import Advice, Speeds, Verdict
+from cluster.trial import Measured
+
+
+def measured_lines(measured: Measured) -> Iterator[str]:
+    speeds, link = measured.speeds, measured.link
+    tokens_per_s = 1 / speeds.prefill_s_per_token
+    yield f"prefill  {tokens_per_s:,.0f} tokens/s"
+    yield f"decode   {speeds.step_s * 1e3:.1f} ms a step with {speeds.num_streams} streams"
+    if link.bytes_per_s:
+        speed, round_trip = link.bytes_per_s / 1e9, link.round_trip_s * 1e3
+        yield f"link     {link.transport}, {speed:.2f} GB/s, round trip {round_trip:.2f} ms"
+
+
+def advice_table(advice: Sequence[Advice]) -> Table:
+    title = "Does splitting pay? Times in ms; gap: between the tokens of running streams, beside such a prompt"
+    table = Table(title=title, title_justify="left", box=SIMPLE, pad_edge=False)
+    for column in ("prompt", "KV, MB", "prefill", "handoff", "gap, colocated", "split", "P : D"):
+        table.add_column(column, justify="right")
+    table.add_column("advice")
+    for each in advice:
+        prompt, (prefill, decode) = each.prompt, each.ratio
+        table.add_row(
+            f"{prompt.num_tokens:,}",
+            f"{prompt.kv_bytes / 1e6:.1f}",
+            f"{prompt.prefill_s * 1e3:,.0f}",
+            f"{prompt.handoff_s * 1e3:.1f}",
+            f"{each.colocated_gap_s * 1e3:.0f}",
+            f"{each.split_gap_s * 1e3:.0f}",
+            f"{prefill} : {decode}",
+            each.verdict.value,
+        )
+    return table
+
+
+def summary(advice: Sequence[Advice], speeds: Speeds) -> Iterator[str]:
+    for each in advice:
+        yield f"{each.prompt.num_tokens:,} tokens, {each.verdict.value}: {each.reason}."
+    middle = advice[len(advice) // 2]
+    prefill, decode = middle.ratio
+    yield (
+        f"For prompts of about {middle.prompt.num_tokens:,} tokens and answers of {middle.prompt.output_tokens}, start "
+        f"with {prefill} prefill and {decode} decode workers, and let scripts/load_test.py --sweep decide from there."
+    )
+    if all(each.verdict is not Verdict.SPLIT for each in advice):
+        yield "Nothing here speaks for splitting: pdserve up --prefill 0 --decode 0 --colocated N."
+    else:
+        yield (
+            "Splitting buys steady streams, not throughput: workers that share one machine's cores answer a lone "
+            "request sooner together (--prefill 0 --decode 0 --colocated 1)."
+        )
