@@ -112,7 +112,7 @@ async def test_workers_run_on_the_nodes_of_their_role(
             load_config(tmp_path / "serve.yaml").router.control_host + f":{control_port}", secret
         )
         await connect(decode, secret)
-        with pytest.raises(IncompatiblePeer, match="does not know this cluster's secret"):
+        with pytest.raises(IncompatiblePeer, match="knows this cluster's secret"):
             await connect(decode, b"the secret of another run")
         assert not any(secret.decode() in command_line(pid) for pid in all_pids())
         os.kill(ray_cluster.pid_of("decode-0"), signal.SIGKILL)
