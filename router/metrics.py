@@ -68,7 +68,7 @@ class RouterMetrics:
         )
         self.pair_checks = Counter(
             "pair_checks_total",
-            "Self-tests of pairs of workers, by result: passed, disagreed, incompatible; busy, failed (and tried again)",
+            "Self-tests of pairs of workers, by result: passed, disagreed, incompatible; tried again: busy, failed",
             ["result"],
             registry=self.registry,
         )

@@ -119,6 +119,7 @@ class RouterServer:
         metrics.registry.register(ClusterCollector(status))
         dashboard = Dashboard(status, metrics.registry, pipeline.running)
         metrics.on_ended = dashboard.request_ended
+        registry.on_left = dashboard.worker_left
 
         shares_ports = config.router.processes > 1
         servers = {

@@ -136,18 +136,20 @@ function pools(workers) {
   return ROLES.filter((role) => workers.some((worker) => worker.role === role)).map((role) => {
     const pool = workers.filter((worker) => worker.role === role).sort((a, b) => (a.worker < b.worker ? -1 : 1));
     const fit = pool.filter((worker) => worker.state === "fit").length;
+    const wanted = pool.filter((worker) => worker.state !== "left").length;
     return el("div", { class: "pool", data: { pool: role, fit } },
-      el("h3", {}, `${role}: ${fit} of ${pool.length} fit`),
+      el("h3", {}, `${role}: ${fit} of ${wanted} fit`),
       el("div", { class: "workers" }, ...pool.map(card)));
   });
 }
 
 function card(worker) {
-  const state = worker.state === "gone" ? `gone for ${duration(worker.gone_s)}` : worker.state;
+  const isHere = worker.gone_s === undefined;
+  const state = isHere ? worker.state : `${worker.state} ${duration(worker.gone_s)} ago`;
   const made = el("div", { class: `panel worker ${worker.state}`, data: { worker: worker.worker, state: worker.state } },
     el("div", { class: "name" }, worker.worker, el("span", {}, state)));
   if (worker.reason) made.append(el("div", { class: "small word" }, worker.reason));
-  if (worker.state !== "gone") made.append(...load(worker.metrics));
+  if (isHere) made.append(...load(worker.metrics));
   made.append(el("div", { class: "soft small word" }, `${worker.address}, ${worker.incarnation}`));
   return made;
 }

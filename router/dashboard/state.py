@@ -19,7 +19,7 @@ from router.dashboard.reading import Reading
 from router.dashboard.requests import RecentRequests, RequestView
 from router.dashboard.roster import Gone, Roster
 from router.request import Request
-from router.worker import ROLES
+from router.worker import ROLES, Worker
 
 JsonObject = dict[str, Any]
 
@@ -60,16 +60,18 @@ class Dashboard:
             await asyncio.sleep(TICK_S)
 
     def tick(self) -> None:
-        self._roster.note(self._status().workers)
         self._history.note(Reading(self._registry), time.time())
 
     def request_ended(self, request: Request, error: ServingError | None) -> None:
         self._recent.add(request, error)
 
+    def worker_left(self, worker: Worker) -> None:
+        self._roster.left(worker.hello, has_drained=worker.is_draining)
+
     def state(self, after: int = 0) -> JsonObject:
         """after: the number of the last point of the history that the page has; 0: it has none."""
         status, reading = self._status(), Reading(self._registry)
-        self._roster.note(status.workers)
+        members = {worker.hello.worker_id for worker in status.workers}
         return {
             "router": self._router,  # another one: what the page remembers is of another process
             "time_s": time.time(),
@@ -82,7 +84,7 @@ class Dashboard:
                 name: [{"labels": labels, "value": value} for labels, value in reading.rows(name)] for name in TABLES
             },
             "latencies": {name: _latency(reading, name, self._history.last) for name in LATENCIES},
-            "workers": [*_members(status.workers, reading), *map(_gone, self._roster.gone())],
+            "workers": [*_members(status.workers, reading), *map(_gone, self._roster.gone(members))],
             "pairs": [*_pairs(status.pairs, reading, self._history.last)],
             "requests": [asdict(view) for view in self._recent.views(self._running())],
             "points": [_point(point) for point in self._history.since(after)],
@@ -116,8 +118,8 @@ def _members(workers: Iterable[pb.WorkerSummary], reading: Reading) -> Iterator[
 
 def _gone(gone_for: tuple[Gone, float]) -> JsonObject:
     gone, seconds = gone_for
-    how = "left after it had drained" if gone.has_left else "lost: its connection broke"
-    return _identity(gone.hello) | {"state": "gone", "reason": how, "gone_s": seconds, "metrics": {}}
+    state, reason = ("left", "it had drained") if gone.has_drained else ("gone", "its connection ended")
+    return _identity(gone.hello) | {"state": state, "reason": reason, "gone_s": seconds, "metrics": {}}
 
 
 def _identity(hello: pb.WorkerHello) -> JsonObject:

@@ -16,6 +16,7 @@ from router.dashboard.reading import Reading
 from router.dashboard.state import Dashboard
 from router.metrics import RouterMetrics
 from router.request import Request
+from router.worker import Worker
 
 PROMPT = [1234567, 7654321]
 CLUSTER = pb.ClusterStatus(
@@ -81,13 +82,18 @@ def test_each_worker_is_there_with_its_state_and_its_metrics_by_their_own_names(
     assert prefill["metrics"]["worker_fit"] == 0
 
 
-def test_a_worker_that_is_no_longer_a_member_is_shown_as_gone_at_the_next_look(scene: Scene) -> None:
-    scene.dashboard.state()
-    del scene.cluster.workers[0]
-    del scene.cluster.pairs[:]
-    gone = scene.dashboard.state()["workers"][-1]
-    assert (gone["worker"], gone["state"]) == ("decode-0", "gone")
-    assert gone["gone_s"] >= 0
+async def test_a_worker_that_is_no_longer_a_member_is_shown_as_gone_or_as_having_left(scene: Scene) -> None:
+    for draining, state in ((False, "gone"), (True, "left")):
+        worker = Worker(CLUSTER.workers[0].hello)
+        worker.is_draining = draining
+        scene.dashboard.worker_left(worker)
+        assert [each["state"] for each in scene.dashboard.state()["workers"]] == ["fit", "unfit"]  # it is back already
+        scene.dashboard.worker_left(worker)
+        del scene.cluster.workers[0], scene.cluster.pairs[:]
+        gone = scene.dashboard.state()["workers"][-1]
+        assert (gone["worker"], gone["state"]) == ("decode-0", state)
+        assert gone["gone_s"] >= 0
+        scene.cluster.CopyFrom(CLUSTER)
 
 
 def test_a_pair_is_there_with_what_its_link_has_carried(scene: Scene) -> None:
