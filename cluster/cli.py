@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import math
 import signal
 import sys
@@ -12,18 +11,12 @@ from types import FrameType
 
 from rich.console import Console
 
-from cluster import demo, doctor, drain, key, scale, status, up
-from cluster.plan import Overrides
-from cluster.running import RunningDeployment, find_running
+from cluster.commands import COMMANDS, DEFAULT_CONFIG, PORTS
 from cluster.supervisor import MemberGivenUp
-from common.config import Role, ServeConfig, load_config
+from common.config import Role
 from common.errors import ConfigError, ServingError
-from router.tenant import RateLimits
 
-DEFAULT_CONFIG = Path("serve.yaml")
-PORTS = ("http_port", "grpc_port", "control_port", "metrics_port")
 SCALE_TIMEOUT_S = 600.0  # a cloud takes minutes to start a machine, and a worker to load a large model
-PIPED_WIDTH = 160  # columns of a table that no terminal limits
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -32,28 +25,7 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _exit_on_signal)  # until the event loop takes over
     console = Console(file=sys.stdout)  # this very stream, whatever a library makes of sys.stdout later
     try:
-        if arguments.command == "status":
-            if not console.is_terminal:
-                console.width = PIPED_WIDTH
-            found = _find(arguments)
-            return asyncio.run(status.show_status(found, console))
-        if arguments.command == "drain":
-            found = _find(arguments)
-            return asyncio.run(drain.drain(found, drain.DrainWish(arguments.worker, arguments.timeout_s), console))
-        if arguments.command == "scale":
-            found = _find(arguments)
-            wish = scale.ScaleWish(Role(arguments.pool), arguments.replicas, arguments.timeout_s)
-            return asyncio.run(scale.scale(found, wish, console))
-        if arguments.command == "key":
-            return key.make_key(arguments.name, RateLimits(arguments.requests_per_minute, arguments.tokens_per_minute))
-        if arguments.command == "doctor":
-            config = _config(arguments.config if arguments.logs is None else arguments.logs / up.CONFIG_NAME)
-            found = _find(arguments)
-            return doctor.run_doctor(up.UpOptions(config, Overrides(), None, None), found, console)
-        options = _up_options(arguments)
-        if arguments.command == "demo":
-            return demo.run_demo(options, arguments.prompt, arguments.max_tokens, console)
-        return up.run_up(options, console)
+        return COMMANDS[arguments.command](arguments, console)
     except ConfigError as error:
         _complain(error)
         return 2
@@ -117,33 +89,6 @@ def _parser() -> argparse.ArgumentParser:
     for unit in ("requests", "tokens"):
         make.add_argument(f"--{unit}-per-minute", type=_count, metavar="N", help="default: no limit")
     return parser
-
-
-def _find(arguments: argparse.Namespace) -> RunningDeployment:
-    if arguments.address is not None:
-        from cluster.ray_lookup import find_on_ray  # seconds to import, for those who ask for it
-
-        return find_on_ray(arguments.address, arguments.router)
-    return find_running(_config(arguments.config), arguments.router, arguments.logs)
-
-
-def _up_options(arguments: argparse.Namespace) -> up.UpOptions:
-    return up.UpOptions(
-        config=_config(arguments.config),
-        overrides=Overrides(
-            replicas={role: vars(arguments)[role] for role in Role},
-            ports={key: vars(arguments)[key] for key in PORTS},
-            router_processes=arguments.router_processes,
-        ),
-        log_folder=arguments.logs,
-        ray_address="local" if arguments.ray else arguments.address,
-    )
-
-
-def _config(path: Path | None) -> ServeConfig:
-    if path is None and not DEFAULT_CONFIG.exists():
-        return ServeConfig()
-    return load_config(path or DEFAULT_CONFIG)
 
 
 def _count(text: str) -> int:

@@ -6,6 +6,7 @@ Ray only places processes. Requests, tokens and KV never pass through it, and re
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,18 @@ from cluster.plan import Plan, with_free_ports
 from cluster.ray_actor import MemberActor, MemberOrder
 from cluster.ray_lookup import router_options
 from cluster.ray_member import MemberTerms, RayMember
-from cluster.ray_placement import Needs, Placement, as_options
+from cluster.ray_placement import Needs, Placement, as_options, until_nodes_joined
 from cluster.ray_session import LOCAL, join_ray, local_ray
+from common.config import Role
 
 _STOP_MARGIN_S = 10.0
 
 
-def start_ray(address: str, plan: Plan, logs: Path) -> tuple[Plan, RayHost]:
+def start_ray(address: str, plan: Plan, logs: Path, doing: Callable[[str], None]) -> tuple[Plan, RayHost]:
     """Start a Ray of our own (address "local") or join the cluster at `address`.
 
-    Returns the plan with the addresses that this deployment will really use. Raises: ConfigError.
+    doing: is told what is being waited for. Returns the plan with the addresses that this deployment will really use.
+    Raises: ConfigError.
     """
     with ExitStack() as stack:
         # Ray prints its opinion of every death to our stdout, whatever it is told.
@@ -34,6 +37,7 @@ def start_ray(address: str, plan: Plan, logs: Path) -> tuple[Plan, RayHost]:
         else:
             ray = join_ray(address, stack)
             plan = plan.on_network(ray.util.get_node_ip_address())
+            until_nodes_joined(ray, [role for role in Role if plan.config.pool(role).replicas], doing)
         plan = with_free_ports(plan)
         return plan, RayHost(ray, plan, Placement.over(ray, is_spread=address != LOCAL), logs, stack.pop_all())
 

@@ -6,12 +6,17 @@ nodes for; and it goes with the member, also when `pdserve up` is killed, which 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from common.config import Role, ServeConfig
+from common.errors import ConfigError
 
+ROLES_LABEL = "pdserve-roles"  # on a head that Ray's launcher started: roles, joined by dots, that nodes will join for
+JOIN_TIMEOUT_S = 1800.0  # a cloud's machine boots, and installs gigabytes
+JOIN_POLL_S = 0.5
 Needs = Mapping[str, float]  # amounts by resource, as Ray names them
 
 
@@ -47,6 +52,23 @@ def as_options(needs: Needs) -> dict[str, Any]:
     """Of a Ray actor."""
     custom = {name: amount for name, amount in needs.items() if name not in ("CPU", "GPU")}
     return {"num_cpus": needs.get("CPU", 0), "num_gpus": needs.get("GPU", 0), "resources": custom}
+
+
+def until_nodes_joined(ray: Any, roles: Sequence[Role], doing: Callable[[str], None]) -> None:
+    """Wait for one node of each of the roles that the head has announced; doing: is told for which.
+
+    `ray up` returns when the head is there. Whoever placed workers then would know of no node of their role, or a GPU.
+    Raises: ConfigError.
+    """
+    announced = {role for node in ray.nodes() for role in node["Labels"].get(ROLES_LABEL, "").split(".")}
+    wanted = [str(role) for role in roles if role in announced]
+    deadline_s = time.monotonic() + JOIN_TIMEOUT_S
+    while missing := [role for role in wanted if role not in ray.cluster_resources()]:
+        what = f"a host for {' and one for '.join(missing)}"
+        if time.monotonic() > deadline_s:
+            raise ConfigError(f"waited in vain for {what}: /tmp/ray/session_latest/logs/monitor.* on the head say why")
+        doing(f"waiting for {what}")
+        time.sleep(JOIN_POLL_S)
 
 
 def shortage(ray: Any, needs: Needs) -> str:

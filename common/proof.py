@@ -9,6 +9,7 @@ clocks must agree within PROOF_LIFE_S.
 from __future__ import annotations
 
 import hmac
+import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable
@@ -18,6 +19,8 @@ import grpc
 
 from common.errors import ServingError, UnprovenCaller
 from common.rpc import refusing
+
+logger = logging.getLogger(__name__)
 
 PROOF_KEY = "pdserve-proof"
 PROOF_LIFE_S = 30.0
@@ -84,6 +87,7 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
             try:
                 self._checker.require(details.method, _proof_of(details.invocation_metadata))
             except ServingError as error:
+                logger.warning("refused a call of %r: %s", details.method, error.message)
                 return refusing(error)
         return await continuation(details)
 

@@ -47,6 +47,7 @@ class DecodeServer:
         metrics = MetricsServer(pool.host, pool.metrics_port, f"{role}.metrics_port")
         path = await asyncio.to_thread(resolve_model, config.model.source)
         loaded = await asyncio.to_thread(build_engine, config.engine(role, path))
+        await asyncio.to_thread(loaded.warm_up)
         capture = PromptCapture(loaded)
         engine = AsyncEngine(loaded, tap=capture)
         incarnation = new_incarnation()

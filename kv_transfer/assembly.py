@@ -66,7 +66,7 @@ class Assembly:
         covered = sum(header.area for header in self._headers)
         if covered != expected:  # pieces are in range and never overlap, so equal area is full coverage
             raise PieceRefused(Reason.INCOMPLETE, f"{covered} of {expected} token-layers arrived before the commit")
-        received = Manifest.of(self._headers, manifest.first_token)
+        received = Manifest.of(self._headers, manifest.first_token, manifest.version)
         if received != manifest:
             raise PieceRefused(Reason.MANIFEST, f"the commit names {manifest}, received were {received}")
         return received

@@ -40,11 +40,6 @@ class Agreement:
     heads: HeadRange  # those that both hold; every piece on the link has exactly these
     credit_bytes: int | None  # None: a peer of version 1 gives and takes none
 
-    @property
-    def is_first_token_sealed(self) -> bool:
-        """Whether a commit's checksum covers it."""
-        return self.version >= 2
-
 
 async def greet(channel: SourceChannel, endpoint: Endpoint, destination: Destination) -> Agreement:
     """The source's side, up to and including `attach`.

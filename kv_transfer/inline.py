@@ -59,7 +59,10 @@ class InlineDestination:
 
 
 async def pack_on_host(flat: Tensor) -> PackedPayload:
+    on_host = await to_host(flat)
+    return PackedPayload(on_host, checksum_of(on_host))
+
+
+async def to_host(flat: Tensor) -> Tensor:
     """For every channel that moves host memory."""
-    if flat.is_cuda:
-        flat = await asyncio.to_thread(copy_to_host, flat)
-    return PackedPayload(flat, checksum_of(flat))
+    return await asyncio.to_thread(copy_to_host, flat) if flat.is_cuda else flat

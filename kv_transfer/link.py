@@ -40,7 +40,7 @@ class PackedPayload:
     """A payload ready to leave. flat: [num_bytes] uint8, where the channel wants it."""
 
     flat: Tensor
-    checksum: int
+    checksum: int | None  # None: the channel takes it as the piece leaves
 
 
 class SourceChannel(Protocol):
@@ -51,7 +51,7 @@ class SourceChannel(Protocol):
         """Transport and whatever both ends must have in common beyond it: "grpc", "torch_dist/gloo"."""
 
     async def pack(self, flat: Tensor) -> PackedPayload:
-        """Hash [num_bytes] uint8, on any device."""
+        """Of [num_bytes] uint8, on any device."""
 
     async def write(self, request: pb.LinkRequest, payload: Tensor | None = None) -> None:
         """May return before the payload has been read, which nobody changes meanwhile. Connects on the first call."""

@@ -88,8 +88,9 @@ class DestinationLink:
 
     def _on_commit(self, message: pb.Commit) -> pb.LinkReply:
         ticket = Ticket.from_pb(message.ticket)
-        sealed_token = message.first_token if self._agreement.is_first_token_sealed else None
-        manifest = Manifest(message.num_pieces, message.num_bytes, message.checksum, sealed_token)
+        manifest = Manifest(
+            message.num_pieces, message.num_bytes, message.checksum, message.first_token, self._agreement.version
+        )
         if not self._is_of_this_link(ticket):
             return self._refuse(ticket, self._foreign(ticket))
         if ticket.transfer_id == PROBE_ID:
@@ -98,7 +99,7 @@ class DestinationLink:
         reception = self._expected.get(ticket.transfer_id)
         was_committed = reception is not None and reception.is_committed
         try:
-            is_accepted = reception is not None and reception.commit(self._codec, ticket, manifest, message.first_token)
+            is_accepted = reception is not None and reception.commit(self._codec, ticket, manifest)
         except PieceRefused as refused:
             return self._refuse(ticket, refused)
         if not is_accepted:

@@ -164,7 +164,7 @@ class SourceLink:
         if computed is not None:
             await asyncio.to_thread(computed.synchronize)
         packed = await self._channel.pack(await self._encode(piece.data))
-        header = describe(transfer.ticket, piece, packed.flat.numel(), packed.checksum)
+        header = describe(transfer.ticket, piece, packed.flat.numel(), packed.checksum or 0)
         await self._credit.take(staged_bytes(header.num_bytes))
         if transfer.is_over:  # while there was no credit
             self._credit.give(staged_bytes(header.num_bytes))
@@ -177,8 +177,7 @@ class SourceLink:
         self.num_bytes += header.num_bytes
 
     def _commit_of(self, transfer: LinkedTransfer, first_token: int) -> pb.Commit:
-        sealed_token = first_token if self.agreement.is_first_token_sealed else None
-        manifest = Manifest.of(transfer.headers, sealed_token)
+        manifest = Manifest.of(transfer.headers, first_token, self.agreement.version)
         return pb.Commit(
             ticket=transfer.ticket.to_pb(),
             num_pieces=manifest.num_pieces,

@@ -85,7 +85,7 @@ class ExpectedTransfer:
         self._on_piece(link.decode(header, payload.staged.flat), payload.staged.release)
         return True
 
-    def commit(self, link: PieceCodec, ticket: Ticket, manifest: Manifest, first_token: int) -> bool:
+    def commit(self, link: PieceCodec, ticket: Ticket, manifest: Manifest) -> bool:
         """Verify, and settle once all heads are in; False if the commit is stale. A repeated one is confirmed again.
 
         Raises: PieceRefused, and the attempt is void.
@@ -101,7 +101,7 @@ class ExpectedTransfer:
             except PieceRefused:
                 self._is_void = True
                 raise
-        self._settle_if_complete(ticket, first_token)
+        self._settle_if_complete(ticket, manifest.first_token)
         return True
 
     def abort(self, link: PieceCodec, ticket: Ticket) -> None:

@@ -120,6 +120,7 @@ class ShmSender:
     def send(self, connection: DataConnection, piece: pb.LinkRequest, payload: Tensor) -> None:
         place = self._place(connection, payload.numel())
         np.copyto(place.flat.numpy(), payload.numpy())  # without the GIL, and on this thread alone
+        piece.piece.checksum = checksum_of(place.flat)  # which is in the cache now
         piece.piece.offset = place.offset
         connection.send(frame(piece, payload.numel()))
 

@@ -21,7 +21,7 @@ class PayloadSender(Protocol):
         """Once, first."""
 
     def send(self, connection: DataConnection, piece: pb.LinkRequest, payload: Tensor) -> None:
-        """payload: [num_bytes] uint8."""
+        """payload: [num_bytes] uint8. Puts its checksum into the piece."""
 
     def close(self) -> None:
         """After the last send."""

@@ -15,13 +15,14 @@ from common.errors import IncompatiblePeer, PeerLost, ServingError, TransferErro
 from common.pb import kv_transfer_pb2 as pb
 from kv_transfer.control_connection import ControlConnection
 from kv_transfer.data_connection import DataConnection, frame, socket_errors
-from kv_transfer.inline import pack_on_host
+from kv_transfer.inline import pack_on_host, to_host
 from kv_transfer.link import PackedPayload
 from kv_transfer.link_thread import LinkThread
 from kv_transfer.meeting_point import CONTROL, DATA, MAX_CONNECTIONS
 from kv_transfer.socket_medium import Medium, PayloadSender
+from kv_transfer.wire import LATE_CHECKSUM_VERSION
 
-# Ahead of a connection's thread, which is woken less often when there are many; hashed, and so still in a cache.
+# Ahead of a connection's thread, which is woken less often when there are many.
 _MAX_AHEAD_BYTES = 8 * 1024 * 1024
 _ROOM_AHEAD_BYTES = _MAX_AHEAD_BYTES // 2
 
@@ -39,9 +40,10 @@ class SocketSource:
         self._payloads: PayloadSender | None = None
         self._senders: list[_DataSender] = []
         self._loss: str | None = None
+        self._hashes_late = False  # on the connections' threads, where a payload is touched anyway
 
     async def pack(self, flat: Tensor) -> PackedPayload:
-        return await pack_on_host(flat)
+        return PackedPayload(await to_host(flat), None) if self._hashes_late else await pack_on_host(flat)
 
     async def write(self, request: pb.LinkRequest, payload: Tensor | None = None) -> None:
         """Up to `attach` on the control connection, then on the data connections."""
@@ -73,6 +75,7 @@ class SocketSource:
     async def attach(self, welcome: pb.LinkWelcome) -> None:
         if not 0 < welcome.num_connections <= MAX_CONNECTIONS:
             raise PeerLost(f"{self._address} asks for {welcome.num_connections} data connections")
+        self._hashes_late = welcome.protocol_version >= LATE_CHECKSUM_VERSION
         self._payloads = self._medium.new_sender()
         senders: list[_DataSender] = []
         try:

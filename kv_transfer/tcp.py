@@ -81,6 +81,7 @@ class TcpSender:
             connection.secure(self.tcp.tls.source, False, self.tcp.handshake_timeout_s)
 
     def send(self, connection: DataConnection, piece: pb.LinkRequest, payload: Tensor) -> None:
+        piece.piece.checksum = checksum_of(payload)  # and leaves it in the cache for the socket's copy
         connection.send(frame(piece, payload.numel()), buffer_of(payload))
 
     def close(self) -> None:

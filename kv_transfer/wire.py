@@ -14,8 +14,9 @@ from common.pb import kv_transfer_pb2 as pb
 from kv_transfer.checksum import CHECKSUM
 from kv_transfer.transport import KVPiece
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 OLDEST_PROTOCOL_VERSION = 1  # without proof and credit, and its commits leave the first token unguarded
+LATE_CHECKSUM_VERSION = 3  # a commit does not need the pieces' checksums, so a channel may take them as pieces leave
 MAX_PIECE_BYTES = 8 * 1024 * 1024  # what a peer may announce; plan.py stays below
 
 PROBE_ID = b"\xff" * TRANSFER_ID_BYTES  # measures a link; no transfer of anybody's
@@ -32,12 +33,16 @@ class PieceHeader:
     token_start: int
     token_end: int
     num_bytes: int
-    checksum: int
+    checksum: int  # 0 at a source whose channel takes it as the piece leaves
 
     @property
     def area(self) -> int:
         """In token-layers, the unit of coverage."""
         return (self.layer_end - self.layer_start) * (self.token_end - self.token_start)
+
+    @property
+    def sealed_range(self) -> bytes:
+        return struct.pack("<4I", self.layer_start, self.layer_end, self.token_start, self.token_end)
 
     def to_pb(self) -> pb.Piece:
         return pb.Piece(
@@ -71,16 +76,20 @@ class Manifest:
     num_pieces: int
     num_bytes: int
     checksum: int
-    first_token: int | None = None  # None: not covered by the checksum, which a peer of protocol version 1 cannot do
+    first_token: int
+    version: int  # what both ends speak; it decides what the checksum covers
 
     @staticmethod
-    def of(headers: Iterable[PieceHeader], first_token: int | None = None) -> Manifest:
+    def of(headers: Iterable[PieceHeader], first_token: int, version: int = PROTOCOL_VERSION) -> Manifest:
         ordered = sorted(headers, key=lambda header: (header.layer_start, header.token_start))
-        sealed = struct.pack(f"<{len(ordered)}Q", *(header.checksum for header in ordered))
-        if first_token is not None:
+        if version >= LATE_CHECKSUM_VERSION:
+            sealed = b"".join(header.sealed_range for header in ordered)
+        else:
+            sealed = struct.pack(f"<{len(ordered)}Q", *(header.checksum for header in ordered))
+        if version >= 2:
             sealed += struct.pack("<I", first_token)
         num_bytes = sum(header.num_bytes for header in ordered)
-        return Manifest(len(ordered), num_bytes, CHECKSUM.of(sealed), first_token)
+        return Manifest(len(ordered), num_bytes, CHECKSUM.of(sealed), first_token, version)
 
 
 def describe(ticket: Ticket, piece: KVPiece, num_bytes: int, checksum: int) -> PieceHeader:

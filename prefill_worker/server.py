@@ -51,6 +51,7 @@ class PrefillServer:
         metrics = MetricsServer(pool.host, pool.metrics_port, "prefill.metrics_port")
         path = await asyncio.to_thread(resolve_model, config.model.source)
         loaded = await asyncio.to_thread(build_engine, config.engine(Role.PREFILL, path))
+        await asyncio.to_thread(loaded.warm_up)
         push = KVPush(loaded)
         engine = AsyncEngine(loaded, tap=push)
         incarnation = new_incarnation()

@@ -16,7 +16,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
-from common.errors import DeadlineExceeded, NoFreeBlocks, ServingError, WorkerDraining, WorkerLost
+from common.errors import DeadlineExceeded, NoFreeBlocks, QueueFull, ServingError, WorkerDraining, WorkerLost
 from common.identity import new_transfer_id
 from common.lifecycle import Stage, State
 from common.pb import serving_pb2 as pb
@@ -28,6 +28,7 @@ from router.metrics import RouterMetrics
 from router.placement import Placement
 from router.request import Request, TokenDelta
 from router.retries import RETRIED, GivenUp, Retries
+from router.tenant import Tenant
 
 # A worker that turned out full says so again until it has freed something: about a heartbeat.
 FULL_WORKER_PAUSE_S = 0.25
@@ -67,6 +68,14 @@ class RequestPipeline:
     def running(self) -> list[Request]:
         """From their first wait in the queue on."""
         return list(self._journeys.values())
+
+    def require_room(self, tenant: Tenant) -> None:
+        """Before a prompt costs anything. Raises: QueueFull when whatever this tenant sends now would be refused."""
+        try:
+            self._admission.require_room(tenant.name)
+        except QueueFull as error:
+            self._metrics.refusals.labels(type(error).__name__).inc()
+            raise
 
     def begin_drain(self) -> None:
         """From now on new requests are refused with a typed error; those that run go on."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import httpx
 
-NUM_CLIENTS = 6
-NUM_ANSWERS = 12
+NUM_CLIENTS = 4
+NUM_ANSWERS = 8  # of which each of two workers gets some
 PROMPTS = [f"{word} and what came of it, told at length and with patience." * 3 for word in ("Rain", "Iron", "Salt")]
 
 
@@ -19,13 +19,14 @@ class Load:
     """Clients that ask again and again, and what they were answered."""
 
     url: str
+    max_tokens: int
     expected: dict[str, str] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
     num_answers: int = 0
     is_over: bool = False
 
     async def ask(self, http: httpx.AsyncClient, prompt: str) -> str:
-        body = {"model": "tiny", "prompt": prompt, "max_tokens": 64, "temperature": 0, "ignore_eos": True}
+        body = {"model": "tiny", "prompt": prompt, "max_tokens": self.max_tokens, "temperature": 0, "ignore_eos": True}
         response = await http.post(f"{self.url}/v1/completions", json=body)
         return response.json()["choices"][0]["text"] if response.status_code == 200 else response.text
 
@@ -40,8 +41,8 @@ class Load:
 
 
 @asynccontextmanager
-async def load_on(url: str, num_clients: int = NUM_CLIENTS) -> AsyncIterator[Load]:
-    load = Load(url)
+async def load_on(url: str, num_clients: int = NUM_CLIENTS, max_tokens: int = 48) -> AsyncIterator[Load]:
+    load = Load(url, max_tokens)
     async with httpx.AsyncClient(timeout=60) as http:
         load.expected = {prompt: await load.ask(http, prompt) for prompt in PROMPTS}
     assert len(set(load.expected.values())) == len(PROMPTS)

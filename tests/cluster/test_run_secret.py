@@ -122,7 +122,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 async def test_a_worker_of_another_run_is_refused_and_both_sides_say_so(
     tiny_config: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    refusal = "the KV source does not know this cluster's secret"
+    refusal = "this call does not prove that its caller knows this cluster's secret"
     async with pdserve("up", "--config", str(tiny_config), logs=tmp_path) as up:
         await up.url()
         decode = await decode_worker_of(control_address(tmp_path), (tmp_path / "secret").read_bytes())
@@ -131,6 +131,8 @@ async def test_a_worker_of_another_run_is_refused_and_both_sides_say_so(
         assert f"no KV link to {decode.address}: {refusal}" in caplog.text
         with pytest.raises(IncompatiblePeer, match=refusal):
             await connect(decode, secret=b"")
-        assert (tmp_path / "decode-0.log").read_text().count(f"refused a KV link over grpc/inline: {refusal}") == 2
+        assert (tmp_path / "decode-0.log").read_text().count(
+            f"refused a call of '/pdserve.v1.KVTransfer/Link': {refusal}"
+        ) == 2
         await connect(decode, secret=(tmp_path / "secret").read_bytes())
         assert await up.stop() == 0

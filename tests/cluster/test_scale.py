@@ -37,9 +37,12 @@ async def all_blocks_are_free(found: RunningDeployment) -> list[str]:
 
 @pytest.fixture
 def busy_everywhere(tiny_config: Path, tmp_path: Path) -> Path:
-    """The tiny model's config, so that every worker gets work: whatever the prompt, and whatever is cached."""
+    """The tiny model's config, so that every worker gets work, whatever is cached, and hands some of it over when it
+    leaves: its answers have no time to end there."""
     tree = yaml.safe_load(tiny_config.read_text())
     tree["router"] |= {"disaggregation": "always", "policy": "round_robin"}
+    for role in ("prefill", "decode"):
+        tree[role]["drain_timeout_s"] = 0.1
     path = tmp_path / "serve.yaml"
     path.write_text(yaml.safe_dump(tree))
     return path
@@ -53,12 +56,14 @@ async def up(config: Path, logs: Path) -> AsyncIterator[tuple[PdserveProcess, st
         assert await running.errors() == ""
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(240)
 async def test_pools_grow_and_shrink_under_load_and_every_answer_stays_the_same(
     busy_everywhere: Path, tmp_path: Path
 ) -> None:
     logs = tmp_path / "logs"
     async with up(busy_everywhere, logs) as (running, url):
-        async with load_on(url) as load:
+        async with load_on(url, max_tokens=256) as load:
             for pool in ("prefill", "decode"):
                 grown = await scale(logs, pool, 2)
                 assert (grown.code, grown.lines[-1]) == (0, f"{pool}: 2 of 2 ready")
@@ -76,6 +81,7 @@ async def test_pools_grow_and_shrink_under_load_and_every_answer_stays_the_same(
         assert served in requests
 
 
+@pytest.mark.slow
 async def test_what_cannot_be_done_is_said_and_changes_nothing(tiny_config: Path, tmp_path: Path) -> None:
     config, model = with_a_model_of_its_own(tiny_config, tmp_path)
     logs = tmp_path / "logs"

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from common.errors import PeerLost
 from common.pb import kv_transfer_pb2 as pb
-from kv_transfer.link import Arrival, DestinationChannel, Landing, PackedPayload, SourceChannel
+from kv_transfer.link import Arrival, DestinationChannel, Landing, PackedPayload, ReceivedPayload, SourceChannel
 from kv_transfer.staging import StagingRing
-from kv_transfer.wire import PROBE_ID
+from kv_transfer.wire import PROBE_ID, checksum_of
 
 MAX_DELAY_S = 0.01
 Frame = TypeVar("Frame", pb.LinkRequest, pb.LinkReply)
@@ -45,7 +45,7 @@ class Fault(StrEnum):
 
 
 FRAME_FAULTS = (Fault.DELAY, Fault.DROP, Fault.DUPLICATE, Fault.REORDER, Fault.REPLAY, Fault.FLIP_HEADER)
-PAYLOAD_FAULTS = (Fault.TRUNCATE, Fault.FLIP_PAYLOAD)
+PAYLOAD_FAULTS = (Fault.TRUNCATE, Fault.FLIP_PAYLOAD)  # the second one at the destination: sources hash what they send
 HANDSHAKE = ("hello", "challenge", "proof", "welcome")
 POINTS = (*HANDSHAKE, "piece", "commit", "commit_result", "credit")
 
@@ -124,7 +124,7 @@ class FaultySource:
 
     async def write(self, request: pb.LinkRequest, payload: Tensor | None = None) -> None:
         self._require_whole()
-        possible = (*FRAME_FAULTS, *(PAYLOAD_FAULTS if payload is not None else ()), Fault.CUT, Fault.KILL_SOURCE)
+        possible = (*FRAME_FAULTS, *([Fault.TRUNCATE] if payload is not None else []), Fault.CUT, Fault.KILL_SOURCE)
         fault = self._plan.draw(_kind(request), possible, is_probe=_is_probe(request))
         await self._break(fault)
         frame = _Request(_copy(request), payload)
@@ -164,11 +164,6 @@ class FaultySource:
             case Fault.TRUNCATE:
                 assert frame.payload is not None
                 return [_Request(frame.request, frame.payload[: random.randrange(frame.payload.numel())])]
-            case Fault.FLIP_PAYLOAD:
-                assert frame.payload is not None
-                damaged = frame.payload.clone()
-                damaged[random.randrange(damaged.numel())] ^= 1 << random.randrange(8)
-                return [_Request(frame.request, damaged)]
         return [frame]
 
     async def _break(self, fault: Fault | None) -> None:
@@ -252,10 +247,17 @@ class FaultyDestination:
 
     async def read(self) -> Arrival:
         arrival = self._staging.lend(await self._inner.read())
-        request = arrival.request
-        fault = self._plan.draw(_kind(request), (Fault.CUT, Fault.KILL_DESTINATION), is_probe=_is_probe(request))
-        if fault is not None and arrival.payload is not None:
-            arrival.payload.staged.release()  # nobody else will ever hear of it
+        request, payload = arrival.request, arrival.payload
+        has_bits = payload is not None and payload.staged.flat.numel() > 0
+        possible = (*([Fault.FLIP_PAYLOAD] if has_bits else []), Fault.CUT, Fault.KILL_DESTINATION)
+        fault = self._plan.draw(_kind(request), possible, is_probe=_is_probe(request))
+        if fault is Fault.FLIP_PAYLOAD:
+            assert payload is not None
+            return replace(
+                arrival, payload=flipped(payload, self._plan.random.randrange(8 * payload.staged.flat.numel()))
+            )
+        if fault is not None and payload is not None:
+            payload.staged.release()  # nobody else will ever hear of it
         self._break(fault)
         return arrival
 
@@ -289,6 +291,12 @@ class FaultyDestination:
             self._on_death()
         if fault in (Fault.CUT, Fault.KILL_DESTINATION):
             raise PeerLost("the connection broke")
+
+
+def flipped(payload: ReceivedPayload, bit: int) -> ReceivedPayload:
+    """As if the bit had flipped on the way, before the destination hashed what came."""
+    payload.staged.flat[bit // 8] ^= 1 << bit % 8
+    return replace(payload, checksum=checksum_of(payload.staged.flat))
 
 
 class Past:

@@ -21,7 +21,7 @@ from kv_transfer.link_destination import DestinationLink
 from kv_transfer.reception import ExpectedTransfer
 from kv_transfer.staging import StagingRing, ring_bytes
 from kv_transfer.transport import KVPiece, Release, TransferStats
-from kv_transfer.wire import Manifest, PieceHeader, checksum_of, describe, flat_bytes
+from kv_transfer.wire import PROTOCOL_VERSION, Manifest, PieceHeader, checksum_of, describe, flat_bytes
 from kv_transfer.wire_dtype import WireDtype
 
 LAYOUT = KVLayout("tiny", num_layers=2, num_kv_heads=1, head_dim=4, dtype="float32", rope="none")
@@ -38,7 +38,7 @@ class Bench:
     landed: torch.Tensor = field(default_factory=lambda: torch.zeros_like(TRUTH))
 
     def __post_init__(self) -> None:
-        agreement = Agreement("source", "destination", 2, HEADS, HEADS, HEADS, credit_bytes=1 << 20)
+        agreement = Agreement("source", "destination", PROTOCOL_VERSION, HEADS, HEADS, HEADS, credit_bytes=1 << 20)
         codec = PieceCodec(LAYOUT, HEADS, HEADS, WireDtype.SAME)
         expected = {TICKET.transfer_id: ExpectedTransfer(_ticket, len(HEADS), self._on_piece, lambda: None)}
         self.reception = expected[TICKET.transfer_id]

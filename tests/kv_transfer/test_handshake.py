@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import struct
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,7 +25,7 @@ from kv_transfer.meeting_point import CONTROL
 from kv_transfer.receiver import LinkReceiver
 from kv_transfer.sender import LinkSender
 from kv_transfer.transport import KVPiece, OnPiece, Release
-from kv_transfer.wire import Manifest, checksum_of, describe, flat_bytes
+from kv_transfer.wire import PROTOCOL_VERSION, checksum_of, describe, flat_bytes
 from kv_transfer.wire_dtype import WireDtype
 from tests.kv_transfer.ends import HOST_KINDS, ends_of
 from tests.kv_transfer.wires import TIMEOUT_S, new_layout
@@ -65,7 +66,9 @@ def keeping(landed: list[torch.Tensor]) -> OnPiece:
     return keep
 
 
-async def assert_it_transfers(sender: LinkSender, source: Endpoint, receiver: LinkReceiver, version: int = 2) -> None:
+async def assert_it_transfers(
+    sender: LinkSender, source: Endpoint, receiver: LinkReceiver, version: int = PROTOCOL_VERSION
+) -> None:
     ticket = ticket_for(receiver, source.incarnation)
     landed: list[torch.Tensor] = []
     reception = receiver.expect(ticket.transfer_id, ticket.num_tokens, 0, keeping(landed))
@@ -237,20 +240,44 @@ async def test_a_source_of_version_1_is_served_where_there_is_no_secret() -> Non
         await stream.write(pb.LinkRequest(hello=hello_to(receiver, 1)))
         welcome = (await stream.read()).welcome
         assert (welcome.protocol_version, welcome.proof, welcome.credit_bytes) == (1, b"", 0)
-        flat = flat_bytes(DATA)
-        header = describe(ticket, KVPiece(0, 0, DATA), flat.numel(), checksum_of(flat))
-        piece = header.to_pb()
-        piece.payload = flat.numpy().tobytes()
-        await stream.write(pb.LinkRequest(piece=piece))
-        manifest = Manifest.of([header])
-        commit = pb.Commit(
-            ticket=ticket.to_pb(), num_pieces=1, num_bytes=flat.numel(), checksum=manifest.checksum, first_token=9
-        )
-        await stream.write(pb.LinkRequest(commit=commit))
+        await send_the_old_way(stream, ticket, struct.pack("<Q", checksum_of(flat_bytes(DATA))))
         assert (await stream.read()).commit_result.is_accepted
         assert (await reception.committed()).first_token == 9
         assert torch.equal(landed[0], DATA)
         await stream.close()
+
+
+async def test_a_source_of_version_2_is_served() -> None:
+    """Written out frame by frame: its commit covers the checksums of its pieces, and the first token."""
+    async with ends_of("loopback") as ends:
+        receiver = await ends.receiver(endpoint(SECRET))
+        ticket = ticket_for(receiver, "a-source")
+        landed: list[torch.Tensor] = []
+        reception = receiver.expect(ticket.transfer_id, ticket.num_tokens, 0, keeping(landed))
+        stream = ends.network.dial(receiver.destination.offers[0].address)
+        hello = hello_to(receiver, 2, nonce=b"n" * NONCE_BYTES)
+        await stream.write(pb.LinkRequest(hello=hello))
+        signed = b"source" + hello.nonce + (await stream.read()).challenge.nonce
+        proof = hmac.digest(SECRET, signed + hello.SerializeToString(deterministic=True), "sha256")
+        await stream.write(pb.LinkRequest(proof=pb.LinkProof(proof=proof)))
+        welcome = (await stream.read()).welcome
+        assert (welcome.protocol_version, welcome.credit_bytes > 0) == (2, True)
+        await send_the_old_way(stream, ticket, struct.pack("<QI", checksum_of(flat_bytes(DATA)), 9))
+        assert (await stream.read()).commit_result.is_accepted
+        assert (await reception.committed()).first_token == 9
+        assert torch.equal(landed[0], DATA)
+        await stream.close()
+
+
+async def send_the_old_way(stream: LoopbackStream, ticket: Ticket, sealed: bytes) -> None:
+    """All of DATA as one piece. sealed: what the commit's checksum covers."""
+    flat = flat_bytes(DATA)
+    piece = describe(ticket, KVPiece(0, 0, DATA), flat.numel(), checksum_of(flat)).to_pb()
+    piece.payload = flat.numpy().tobytes()
+    await stream.write(pb.LinkRequest(piece=piece))
+    checksum = CHECKSUM.of(sealed)
+    commit = pb.Commit(ticket=ticket.to_pb(), num_pieces=1, num_bytes=flat.numel(), checksum=checksum, first_token=9)
+    await stream.write(pb.LinkRequest(commit=commit))
 
 
 async def test_a_source_of_version_1_is_challenged_where_there_is_a_secret() -> None:
@@ -268,6 +295,22 @@ async def test_a_destination_of_version_1_is_spoken_to_in_version_1(kind: str) -
     async with ends_of(kind) as ends:
         receiver, source = await ends.receiver(endpoint()), endpoint()
         await assert_it_transfers(ends.sender(source), source, receiver, version=1)
+
+
+@pytest.mark.parametrize("kind", HOST_KINDS)
+async def test_a_destination_of_version_2_is_told_each_checksum_beforehand_and_all_of_them_in_the_commit(
+    kind: str,
+) -> None:
+    async with ends_of(kind) as ends:
+        receiver, source = await ends.receiver(endpoint(SECRET)), endpoint(SECRET)
+        said: list[pb.LinkRequest] = []
+        way = ends.way
+        sender = LinkSender(source, [Way(kind, lambda address: Recorder(way.dial(address), said))], ends.config)
+        await assert_it_transfers(sender, source, receiver, version=2)
+        [piece] = [frame.piece for frame in said if frame.piece.num_bytes == DATA.numel() * 4]
+        assert piece.checksum == checksum_of(flat_bytes(DATA))
+        assert said[-1].commit.checksum == CHECKSUM.of(struct.pack("<QI", piece.checksum, 5))
+        await sender.close()
 
 
 async def test_a_destination_of_version_1_gets_no_kv_from_a_source_with_a_secret() -> None:

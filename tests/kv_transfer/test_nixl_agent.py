@@ -247,7 +247,7 @@ def test_writes_that_were_told_of_together_are_waited_for_one_by_one(monkeypatch
 
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "nixl._api", None)
+    monkeypatch.setattr("kv_transfer.nixl_agent.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'pdserve\[nixl\]'"):
         NixlTarget(zeros(), LOOPBACK)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from common.identity import Ticket
 from common.kv_layout import KVLayout
 from common.pb import kv_transfer_pb2 as pb
 from kv_transfer.assembly import Assembly, PieceRefused, Reason
+from kv_transfer.checksum import CHECKSUM
 from kv_transfer.codec import PieceCodec
 from kv_transfer.heads import HeadRange
 from kv_transfer.transport import KVPiece
@@ -20,6 +22,7 @@ from kv_transfer.wire import Manifest, PieceHeader, checksum_of, describe, flat_
 from kv_transfer.wire_dtype import WireDtype
 
 TICKET = Ticket(b"t" * 16, 1, "source", "destination", num_tokens=12, skip_tokens=4)
+FIRST_TOKEN = 77
 LAYOUT = KVLayout("tiny", num_layers=5, num_kv_heads=2, head_dim=4, dtype="float32", rope="none")
 
 
@@ -57,7 +60,7 @@ def assemble(headers: list[PieceHeader], manifest: Manifest) -> Manifest:
 
 @given(tilings())
 def test_any_cut_in_any_order_is_accepted(headers: list[PieceHeader]) -> None:
-    assert assemble(headers, Manifest.of(headers)) == Manifest.of(reversed(headers))
+    assert assemble(headers, Manifest.of(headers, FIRST_TOKEN)) == Manifest.of(reversed(headers), FIRST_TOKEN)
 
 
 @given(tilings(), st.data())
@@ -65,7 +68,7 @@ def test_a_missing_piece_is_refused(headers: list[PieceHeader], data: st.DataObj
     missing = data.draw(st.sampled_from(headers))
     arrived = [part for part in headers if part is not missing]
     with pytest.raises(PieceRefused) as refused:
-        assemble(arrived, Manifest.of(headers))
+        assemble(arrived, Manifest.of(headers, FIRST_TOKEN))
     assert refused.value.reason == Reason.INCOMPLETE
 
 
@@ -73,12 +76,13 @@ def test_a_missing_piece_is_refused(headers: list[PieceHeader], data: st.DataObj
 def test_a_doubled_piece_is_refused(headers: list[PieceHeader], data: st.DataObject) -> None:
     doubled = data.draw(st.sampled_from(headers))
     with pytest.raises(PieceRefused) as refused:
-        assemble([*headers, doubled], Manifest.of([*headers, doubled]))
+        assemble([*headers, doubled], Manifest.of([*headers, doubled], FIRST_TOKEN))
     assert refused.value.reason == Reason.OVERLAP
 
 
 @given(tilings(), st.data())
 def test_a_shifted_piece_is_refused(headers: list[PieceHeader], data: st.DataObject) -> None:
+    manifest = Manifest.of(headers, FIRST_TOKEN)
     index = data.draw(st.integers(0, len(headers) - 1))
     layers, tokens = data.draw(st.tuples(st.integers(-2, 2), st.integers(-2, 2)).filter(any))
     moved = headers[index]
@@ -91,7 +95,7 @@ def test_a_shifted_piece_is_refused(headers: list[PieceHeader], data: st.DataObj
     )
     headers = [*headers[:index], moved, *headers[index + 1 :]]
     with pytest.raises(PieceRefused) as refused:
-        assemble(headers, Manifest.of(headers))
+        assemble(headers, manifest)
     assert refused.value.reason in (Reason.RANGE, Reason.OVERLAP)
 
 
@@ -114,7 +118,7 @@ def test_a_piece_that_is_stretched_over_its_neighbour_is_refused(
     grown = header(part.layer_start, part.layer_end + 1, part.token_start, part.token_end, part.checksum)
     headers = [*headers[:index], grown, *headers[index + 1 :]]
     with pytest.raises(PieceRefused) as refused:
-        assemble(headers, Manifest.of(headers))
+        assemble(headers, Manifest.of(headers, FIRST_TOKEN))
     assert refused.value.reason in (Reason.RANGE, Reason.OVERLAP)
 
 
@@ -146,33 +150,41 @@ def test_another_identity_is_refused_in_pieces_and_commits(other: Ticket) -> Non
         new_assembly().accept(part, part.num_bytes, 1)
     assert refused.value.reason == Reason.IDENTITY
     with pytest.raises(PieceRefused) as refused:
-        new_assembly().verify(other, Manifest.of([]))
+        new_assembly().verify(other, Manifest.of([], FIRST_TOKEN))
     assert refused.value.reason == Reason.IDENTITY
 
 
 @given(tilings(), st.sampled_from(["num_pieces", "num_bytes", "checksum"]))
 def test_a_commit_that_speaks_of_other_pieces_is_refused(headers: list[PieceHeader], field: str) -> None:
-    manifest = Manifest.of(headers)
+    manifest = Manifest.of(headers, FIRST_TOKEN)
     wrong = replace(manifest, **{field: getattr(manifest, field) ^ 1})
     with pytest.raises(PieceRefused) as refused:
         assemble(headers, wrong)
     assert refused.value.reason == Reason.MANIFEST
 
 
-@given(tilings(), st.integers(0, 2**32 - 1), st.integers(0, 31))
+@given(tilings(), st.integers(0, 2**32 - 1), st.integers(0, 31), st.sampled_from([2, 3]))
 def test_a_commit_whose_first_token_changed_on_the_way_is_refused(
-    headers: list[PieceHeader], first_token: int, bit: int
+    headers: list[PieceHeader], first_token: int, bit: int, version: int
 ) -> None:
-    manifest = Manifest.of(headers, first_token)
+    manifest = Manifest.of(headers, first_token, version)
     assert assemble(headers, manifest) == manifest
     with pytest.raises(PieceRefused) as refused:
         assemble(headers, replace(manifest, first_token=first_token ^ 1 << bit))
     assert refused.value.reason == Reason.MANIFEST
 
 
+def test_a_commit_covers_what_its_protocol_version_says() -> None:
+    headers = [header(0, 2, 4, 12, checksum=7), header(2, 3, 4, 12, checksum=8)]
+    checksums, token = struct.pack("<2Q", 7, 8), struct.pack("<I", 9)
+    ranges = struct.pack("<8I", 0, 2, 4, 12, 2, 3, 4, 12)
+    for version, covered in ((1, checksums), (2, checksums + token), (3, ranges + token)):
+        assert Manifest.of(reversed(headers), 9, version).checksum == CHECKSUM.of(covered)
+
+
 def test_nothing_to_send_needs_no_piece() -> None:
     ticket = replace(TICKET, skip_tokens=12)
-    assert new_assembly(ticket).verify(ticket, Manifest.of([])) == Manifest.of([])
+    assert new_assembly(ticket).verify(ticket, Manifest.of([], FIRST_TOKEN)) == Manifest.of([], FIRST_TOKEN)
 
 
 @given(tilings())

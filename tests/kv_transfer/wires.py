@@ -21,7 +21,8 @@ from common.rpc import new_server
 from common.transfer_config import TransferConfig
 from kv_transfer.factory import Surroundings, make_receiver, make_sender, new_way
 from kv_transfer.heads import HeadRange
-from kv_transfer.link import Endpoint, PackedPayload, SourceChannel, Way
+from kv_transfer.link import Arrival, DestinationChannel, Endpoint, PackedPayload, SourceChannel, Way
+from kv_transfer.link import Landing as Land
 from kv_transfer.loopback import LoopbackNetwork
 from kv_transfer.receiver import LinkReceiver
 from kv_transfer.sender import LinkSender
@@ -37,8 +38,10 @@ CPU = torch.device("cpu")
 
 # What becomes of one request on its way: itself, changed, doubled, or nothing.
 Fault = Callable[[pb.LinkRequest], list[pb.LinkRequest]]
-# What becomes of a payload, whose checksum is taken already.
+# What becomes of a payload before it is sent.
 Damage = Callable[[Tensor], Tensor]
+# What becomes of a frame that has come.
+Spoil = Callable[[Arrival], Arrival]
 
 
 def new_layout(dtype: str = "float32", num_layers: int = 4) -> KVLayout:
@@ -67,6 +70,33 @@ class FaultyChannel:
 
     async def attach(self, welcome: pb.LinkWelcome) -> None:
         await self._inner.attach(welcome)
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+
+class SpoilingChannel:
+    """A destination's end whose frames are spoiled as they come."""
+
+    def __init__(self, inner: DestinationChannel, spoil: Spoil) -> None:
+        self._inner = inner
+        self._spoil = spoil
+        self.wire_name = inner.wire_name
+
+    async def read(self) -> Arrival:
+        return self._spoil(await self._inner.read())
+
+    async def write(self, reply: pb.LinkReply) -> None:
+        await self._inner.write(reply)
+
+    def trust(self) -> None:
+        self._inner.trust()
+
+    async def prepare(self, welcome: pb.LinkWelcome, landing: Land) -> None:
+        await self._inner.prepare(welcome, landing)
+
+    async def attach(self) -> None:
+        await self._inner.attach()
 
     async def close(self) -> None:
         await self._inner.close()
@@ -107,6 +137,11 @@ class Wire:
         self.config = TransferConfig(transport=kind)
         self.sender = make_sender(self.config, layout, self.source_incarnation, CPU, self.network)
         self.receiver = make_receiver(self.config, layout, new_incarnation(), CPU, self.network)
+        self.spoil: Spoil = lambda arrival: arrival
+        serve = self.receiver.serve
+        self.receiver.serve = lambda channel, staging_device: serve(  # type: ignore[method-assign]  # for its listeners
+            SpoilingChannel(channel, lambda arrival: self.spoil(arrival)), staging_device
+        )
         self._server: grpc.aio.Server | None = None
         self._senders = [self.sender]
         self._receivers = [self.receiver]

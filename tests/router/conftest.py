@@ -28,6 +28,7 @@ from router.frontend import Frontend
 from router.http_server import HttpServer
 from router.metrics import RouterMetrics
 from router.request import Request, TokenDelta
+from router.tenant import Tenant
 from router.tokenizer import Tokenizer, load_tokenizer
 
 PATIENCE_S = 5.0
@@ -45,6 +46,9 @@ class ReplayPipeline:
     num_sent: int = 0
     waiting: asyncio.Event = field(default_factory=asyncio.Event)
     closed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def require_room(self, tenant: Tenant) -> None:
+        """There always is."""
 
     async def serve(self, request: Request) -> AsyncGenerator[TokenDelta, None]:
         self.requests.append(request)
