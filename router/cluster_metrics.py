@@ -28,46 +28,52 @@ class ClusterCollector(Collector):
         yield from _pair_metrics(status.pairs)
 
 
+def worker_values(worker: pb.WorkerSummary) -> dict[str, float]:
+    """By metric."""
+    return {name: value(worker) for name, (_, value) in _OF_A_WORKER.items()}
+
+
+def link_values(pair: pb.PairSummary) -> dict[str, float]:
+    """By metric; none before the first contact."""
+    return {name: value(pair.link) for name, (_, value) in _OF_A_LINK.items()} if pair.HasField("link") else {}
+
+
 def _worker_metrics(workers: Iterable[pb.WorkerSummary]) -> Iterator[Metric]:
-    labels = ["worker", "role"]
-    families = [
-        (GaugeMetricFamily(f"worker_{name}", documentation, labels=labels), value)
-        for name, documentation, value in _OF_A_WORKER
-    ]
-    for worker in workers:
-        for family, value in families:
+    for name, (documentation, value) in _OF_A_WORKER.items():
+        family = GaugeMetricFamily(name, documentation, labels=["worker", "role"])
+        for worker in workers:
             family.add_metric([worker.hello.worker_id, ROLES[worker.hello.role]], value(worker))
-    for family, _ in families:
         yield family
 
 
-_OF_A_WORKER: tuple[tuple[str, str, Callable[[pb.WorkerSummary], float]], ...] = (
-    ("fit", "1: it may be given work; one that is gone has no series", lambda it: not it.unfit_reason),
-    ("assigned_requests", "Requests that this router has given it", lambda it: it.num_assigned),
-    ("waiting_sequences", "Not yet scheduled", lambda it: it.load.num_waiting),
-    ("running_sequences", "Being computed", lambda it: it.load.num_running),
-    ("reserved_sequences", "Waiting for their KV", lambda it: it.load.num_reserved),
-    ("uncached_tokens", "Prompt tokens that are still to compute", lambda it: it.load.uncached_tokens),
-    ("kv_blocks", "Blocks of its KV cache", lambda it: it.load.total_blocks),
-    ("kv_blocks_used", "Those that sequences hold", lambda it: it.load.total_blocks - it.load.free_blocks),
-    ("cached_blocks", "In its prefix cache, as this router has heard", lambda it: it.num_cached_blocks),
-    ("heartbeat_age_seconds", "Since it was last heard of", lambda it: it.heartbeat_age_s),
-)
-
-
 def _pair_metrics(pairs: Iterable[pb.PairSummary]) -> Iterator[Metric]:
-    """A link has series from its first contact on."""
-    labels, link_labels = ["prefill", "decode"], ["prefill", "decode", "transport"]
-    good = GaugeMetricFamily("pair_good", "1: its KV is right, and it may be chosen", labels=labels)
-    carried = CounterMetricFamily("link_bytes", "Bytes of KV that a link has carried", labels=link_labels)
-    speed = GaugeMetricFamily("link_bytes_per_second", "Measured when the link was made", labels=link_labels)
-    round_trip = GaugeMetricFamily("link_round_trip_seconds", "Measured when the link was made", labels=link_labels)
+    good = GaugeMetricFamily("pair_good", "1: its KV is right, and it may be chosen", labels=["prefill", "decode"])
     for pair in pairs:
-        ends = [pair.prefill_worker, pair.decode_worker]
-        good.add_metric(ends, pair.standing == pb.PAIR_GOOD)
-        if pair.HasField("link"):
-            values = [*ends, pair.link.transport]
-            carried.add_metric(values, pair.link.num_bytes)
-            speed.add_metric(values, pair.link.bytes_per_s)
-            round_trip.add_metric(values, pair.link.round_trip_s)
-    yield from (good, carried, speed, round_trip)
+        good.add_metric([pair.prefill_worker, pair.decode_worker], pair.standing == pb.PAIR_GOOD)
+    yield good
+    for name, (documentation, value) in _OF_A_LINK.items():
+        kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+        family = kind(name, documentation, labels=["prefill", "decode", "transport"])
+        for pair in pairs:
+            if pair.HasField("link"):
+                family.add_metric([pair.prefill_worker, pair.decode_worker, pair.link.transport], value(pair.link))
+        yield family
+
+
+_OF_A_WORKER: dict[str, tuple[str, Callable[[pb.WorkerSummary], float]]] = {
+    "worker_fit": ("1: it may be given work; one that is gone has no series", lambda it: not it.unfit_reason),
+    "worker_assigned_requests": ("Requests that this router has given it", lambda it: it.num_assigned),
+    "worker_waiting_sequences": ("Not yet scheduled", lambda it: it.load.num_waiting),
+    "worker_running_sequences": ("Being computed", lambda it: it.load.num_running),
+    "worker_reserved_sequences": ("Waiting for their KV", lambda it: it.load.num_reserved),
+    "worker_uncached_tokens": ("Prompt tokens that are still to compute", lambda it: it.load.uncached_tokens),
+    "worker_kv_blocks": ("Blocks of its KV cache", lambda it: it.load.total_blocks),
+    "worker_kv_blocks_used": ("Those that sequences hold", lambda it: it.load.total_blocks - it.load.free_blocks),
+    "worker_cached_blocks": ("In its prefix cache, as this router has heard", lambda it: it.num_cached_blocks),
+    "worker_heartbeat_age_seconds": ("Since it was last heard of", lambda it: it.heartbeat_age_s),
+}
+_OF_A_LINK: dict[str, tuple[str, Callable[[pb.LinkStatus], float]]] = {
+    "link_bytes_total": ("Bytes of KV that a link has carried", lambda link: link.num_bytes),
+    "link_bytes_per_second": ("Measured when the link was made", lambda link: link.bytes_per_s),
+    "link_round_trip_seconds": ("Measured when the link was made", lambda link: link.round_trip_s),
+}

@@ -29,60 +29,56 @@ class RouterMetrics:
     """Names carry units; docs/architecture.md lists them."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+        self.own = CollectorRegistry()  # what is counted here, without what is looked up elsewhere for each scrape
+        self.registry = CollectorRegistry()  # all of /metrics
+        self.registry.register(self.own)
         ProcessCollector(registry=self.registry)
         self.on_ended: Callable[[Request, ServingError | None], None] = lambda request, error: None
-        self.requests = Counter(
-            "requests_total", "Requests by how they ended", ["state", "error"], registry=self.registry
-        )
+        self.requests = Counter("requests_total", "Requests by how they ended", ["state", "error"], registry=self.own)
         self.refusals = Counter(
             "refusals_total",
             "Callers turned away before they were a request: no valid key, or over their limit",
             ["error"],
-            registry=self.registry,
+            registry=self.own,
         )
-        self.retries = Counter(
-            "request_retries_total", "Attempts begun again, by cause", ["error"], registry=self.registry
-        )
-        self.migrations = Counter(
-            "request_migrations_total", "Retries in the middle of an answer", registry=self.registry
-        )
+        self.retries = Counter("request_retries_total", "Attempts begun again, by cause", ["error"], registry=self.own)
+        self.migrations = Counter("request_migrations_total", "Retries in the middle of an answer", registry=self.own)
         self.refused_retries = Counter(
             "request_retries_refused_total",
             "Failures that were not tried again because there were too many retries, by cause",
             ["error"],
-            registry=self.registry,
+            registry=self.own,
         )
         self.placements = Counter(
             "placements_total",
             "Attempts by who computed the prompt, a prefill worker or the decode worker itself, and why",
             ["computed_by", "reason"],
-            registry=self.registry,
+            registry=self.own,
         )
-        self.prompt_tokens = Counter("prompt_tokens_total", "Prompt tokens of ended requests", registry=self.registry)
-        self.output_tokens = Counter("output_tokens_total", "Tokens streamed to clients", registry=self.registry)
+        self.prompt_tokens = Counter("prompt_tokens_total", "Prompt tokens of ended requests", registry=self.own)
+        self.output_tokens = Counter("output_tokens_total", "Tokens streamed to clients", registry=self.own)
         self.dropped_index_blocks = Counter(
             "prefix_index_dropped_blocks_total",
             "Blocks of the workers' prefix caches that the router forgot: router.max_index_blocks is too small",
-            registry=self.registry,
+            registry=self.own,
         )
         self.pair_checks = Counter(
             "pair_checks_total",
             "Self-tests of pairs of workers, by result: passed, disagreed, incompatible; tried again: busy, failed",
             ["result"],
-            registry=self.registry,
+            registry=self.own,
         )
-        self.ttft = Histogram("ttft_seconds", "Time to first token", buckets=TTFT_SECONDS, registry=self.registry)
+        self.ttft = Histogram("ttft_seconds", "Time to first token", buckets=TTFT_SECONDS, registry=self.own)
         self.tpot = Histogram(
-            "tpot_seconds", "Time per output token of an answer", buckets=TOKEN_SECONDS, registry=self.registry
+            "tpot_seconds", "Time per output token of an answer", buckets=TOKEN_SECONDS, registry=self.own
         )
-        self.itl = GapHistogram("itl_seconds", "Time between two tokens", TOKEN_SECONDS, self.registry)
+        self.itl = GapHistogram("itl_seconds", "Time between two tokens", TOKEN_SECONDS, self.own)
         self.stage = Histogram(
             "request_stage_seconds",
             "Time in each stage of a request",
             ["stage"],
             buckets=SECONDS,
-            registry=self.registry,
+            registry=self.own,
         )
 
     def note_token(self, timeline: Timeline, gap_s: float | None) -> None:

@@ -31,8 +31,8 @@ class Registry:
     """Worker ids to live workers, every pair that two of them make, and what their prefix caches hold.
 
     Calls `on_change` when a worker joins, leaves or reports a new load, and when a pair turns out good or bad; before
-    that `on_new_pair` and `on_lost_pair` for each pair that comes or goes with it. `on_doubted_pair`: a good pair is
-    unchecked again.
+    that `on_left`, and `on_new_pair` and `on_lost_pair` for each pair that comes or goes with it. `on_doubted_pair`: a
+    good pair is unchecked again.
     """
 
     def __init__(
@@ -49,6 +49,7 @@ class Registry:
         self._pairs: dict[tuple[Worker, Worker], Pair] = {}
         self._readiness = Readiness(self.not_ready_reason)
         self.on_change: Callable[[], None] = lambda: None
+        self.on_left: Callable[[Worker], None] = lambda worker: None
         self.on_new_pair: Callable[[Pair], None] = lambda pair: None
         self.on_lost_pair: Callable[[Pair], None] = lambda pair: None
         self.on_doubted_pair: Callable[[Pair], None] = lambda pair: None
@@ -181,6 +182,7 @@ class Registry:
         if self.is_member(worker):
             self._readiness.note()
             del self._workers[worker.worker_id]
+            self.on_left(worker)
             self._index.leave(worker.worker_id)
             logger.info("%s left: %s", worker.worker_id, worker.hello.incarnation)
             for pair in [pair for pair in self._pairs.values() if worker in (pair.prefill, pair.decode)]:

@@ -25,6 +25,7 @@ from router.admission import Admission
 from router.answer import ServedModel
 from router.api import create_app
 from router.cluster_metrics import ClusterCollector
+from router.dashboard.history import Load
 from router.dashboard.state import Dashboard
 from router.frontend import Frontend
 from router.gate import make_gate
@@ -117,8 +118,11 @@ class RouterServer:
         supervision = Supervision()
         status = ClusterStatusSource(model, registry, admission, supervision)
         metrics.registry.register(ClusterCollector(status))
-        dashboard = Dashboard(status, metrics.registry, pipeline.running)
+        dashboard = Dashboard(
+            status, metrics, lambda: Load(admission.num_queued, admission.num_placed), pipeline.running
+        )
         metrics.on_ended = dashboard.request_ended
+        registry.on_left = dashboard.worker_left
 
         shares_ports = config.router.processes > 1
         servers = {
@@ -156,7 +160,9 @@ class RouterServer:
 
     def keep_running(self, work: Coroutine[Any, Any, None]) -> None:
         """Beside everything else, until `stop`."""
-        self._background.append(asyncio.create_task(work))
+        task = asyncio.create_task(work)
+        task.add_done_callback(_log_failure)
+        self._background.append(task)
 
     def begin_drain(self) -> None:
         """The public ports close, so that whoever shares them gets the new connections; answers that run end first."""
@@ -197,6 +203,11 @@ class RouterServer:
         for http in self._http_servers:
             http.force_exit = True  # of a drain, whose grace is longer
         await asyncio.gather(*self._http_tasks, return_exceptions=True)
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("a task of the router's has failed", exc_info=error)
 
 
 class ClusterStatusSource:

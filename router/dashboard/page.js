@@ -1,11 +1,11 @@
 "use strict";
-// Twice a second: fetch the state, show what has changed. Every string is set as text, never as markup. An element that
+// Once a second: fetch the state, show what has changed. Every string is set as text, never as markup. An element that
 // shows a metric bears its name and exact value as data, beside the rounded text.
 
-const POLL_MS = 500;
+const POLL_MS = 1000;
 const PATIENCE_MS = 2500;
 const SPAN_S = 300;
-const MAX_REQUESTS = 24;
+const LINK_SPAN_S = 10;
 const ROLES = ["prefill", "decode", "colocated"];
 const STAGES = ["queue", "reserve", "prefill_queue", "prefill", "transfer", "decode_wait", "decode"];
 const SVG = "http://www.w3.org/2000/svg";
@@ -67,8 +67,8 @@ function show(state) {
   fill("pools", state.workers.map(shownWorker), pools);
   fill("plots", points, () => plots(state.time_s));
   fill("stages", STAGES, (names) => names.map((name) => el("span", {}, key(`stage-${name}`), name.replace("_", " "))));
-  fill("requests", state.requests.slice(0, MAX_REQUESTS), requests);
-  fill("links", state.pairs, links);
+  fill("requests", state.requests, requests);
+  fill("links", state.pairs.map((pair) => ({ ...pair, speed: linkSpeed(pair, state) })), links);
   fill("tables", state.tables, tables);
 }
 
@@ -136,18 +136,20 @@ function pools(workers) {
   return ROLES.filter((role) => workers.some((worker) => worker.role === role)).map((role) => {
     const pool = workers.filter((worker) => worker.role === role).sort((a, b) => (a.worker < b.worker ? -1 : 1));
     const fit = pool.filter((worker) => worker.state === "fit").length;
+    const wanted = pool.filter((worker) => worker.state !== "left").length;
     return el("div", { class: "pool", data: { pool: role, fit } },
-      el("h3", {}, `${role}: ${fit} of ${pool.length} fit`),
+      el("h3", {}, `${role}: ${fit} of ${wanted} fit`),
       el("div", { class: "workers" }, ...pool.map(card)));
   });
 }
 
 function card(worker) {
-  const state = worker.state === "gone" ? `gone for ${duration(worker.gone_s)}` : worker.state;
+  const isHere = worker.gone_s === undefined;
+  const state = isHere ? worker.state : `${worker.state} ${duration(worker.gone_s)} ago`;
   const made = el("div", { class: `panel worker ${worker.state}`, data: { worker: worker.worker, state: worker.state } },
     el("div", { class: "name" }, worker.worker, el("span", {}, state)));
   if (worker.reason) made.append(el("div", { class: "small word" }, worker.reason));
-  if (worker.state !== "gone") made.append(...load(worker.metrics));
+  if (isHere) made.append(...load(worker.metrics));
   made.append(el("div", { class: "soft small word" }, `${worker.address}, ${worker.incarnation}`));
   return made;
 }
@@ -269,6 +271,20 @@ function timeline(view, longest) {
 
 // ---------------------------------------------------------------- tables
 
+const carriedBefore = new Map(); // by pair: [time, bytes] of the last polls
+
+/** Bytes per second over the last polls; a link that was made anew counts from 0. */
+function linkSpeed(pair, state) {
+  const id = `${state.router} ${pair.prefill} ${pair.decode}`;
+  const carried = pair.metrics.link_bytes_total ?? 0;
+  let seen = (carriedBefore.get(id) ?? []).filter(([time]) => time > state.time_s - LINK_SPAN_S);
+  if (seen.length && seen.at(-1)[1] > carried) seen = [];
+  seen.push([state.time_s, carried]);
+  carriedBefore.set(id, seen);
+  const [since, before] = seen[0];
+  return since < state.time_s ? (carried - before) / (state.time_s - since) : 0;
+}
+
 function links(pairs) {
   if (!pairs.length) return el("p", { class: "soft" }, "no pairs of prefill and decode workers");
   const rows = pairs.map((pair) => {
@@ -279,7 +295,7 @@ function links(pairs) {
       pair.transport || "–",
       speed === undefined ? "–" : `${number(speed / 1e9)} GB/s`,
       trip === undefined ? "–" : seconds(trip),
-      `${bytes(pair.now_bytes_per_second)}/s`,
+      `${bytes(pair.speed)}/s`,
       carried === undefined ? "–" : bytes(carried),
       el("span", { class: "word" }, pair.reason),
     ];

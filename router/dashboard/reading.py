@@ -1,9 +1,9 @@
-"""All metrics at one moment, as a scrape of /metrics would find them."""
+"""What the router counts, at one moment, as a scrape of /metrics would find it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
@@ -55,14 +55,6 @@ class Reading:
     def total(self, name: str, **labels: str) -> float:
         """The sum of the series that have these labels."""
         return sum(value for found, value in self.rows(name) if labels.items() <= found.items())
-
-    def indexed(self, names: Sequence[str], *labels: str) -> dict[tuple[str, ...], dict[str, float]]:
-        """The values of several metrics, by these labels' values."""
-        found: dict[tuple[str, ...], dict[str, float]] = {}
-        for name in names:
-            for of, value in self.rows(name):
-                found.setdefault(tuple(of[label] for label in labels), {})[name] = value
-        return found
 
     def distribution(self, name: str) -> Distribution:
         """Of a histogram without labels."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from common.pb import serving_pb2 as pb
@@ -14,29 +14,24 @@ GONE_S = 600.0  # for which it is remembered
 @dataclass(frozen=True)
 class Gone:
     hello: pb.WorkerHello
-    has_left: bool  # it drained first; otherwise its stream broke
+    has_drained: bool  # it left as it was told to; otherwise its connection just ended
     since_s: float  # by the clock
 
 
 class Roster:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._seen: dict[str, pb.WorkerSummary] = {}
         self._gone: dict[str, Gone] = {}
 
-    def note(self, workers: Iterable[pb.WorkerSummary]) -> None:
-        """The members as they are now."""
-        here = {worker.hello.worker_id: worker for worker in workers}
-        now_s = self._clock()
-        for name in self._seen.keys() - here.keys():
-            seen = self._seen[name]
-            self._gone[name] = Gone(seen.hello, seen.load.is_draining, now_s)
-        self._gone = {
-            name: gone for name, gone in self._gone.items() if name not in here and now_s - gone.since_s < GONE_S
-        }
-        self._seen = here
+    def left(self, hello: pb.WorkerHello, *, has_drained: bool) -> None:
+        self._gone[hello.worker_id] = Gone(hello, has_drained, self._clock())
 
-    def gone(self) -> list[tuple[Gone, float]]:
-        """With the seconds since then."""
+    def gone(self, members: Collection[str]) -> list[tuple[Gone, float]]:
+        """With the seconds since then. Members have come back: that they were gone is forgotten."""
         now_s = self._clock()
-        return [(gone, now_s - gone.since_s) for _, gone in sorted(self._gone.items())]
+        self._gone = {
+            name: gone
+            for name, gone in sorted(self._gone.items())
+            if name not in members and now_s - gone.since_s < GONE_S
+        }
+        return [(gone, now_s - gone.since_s) for gone in self._gone.values()]

@@ -1,39 +1,34 @@
-"""What the page is told twice a second. Every number comes from one reading of /metrics, by the same name."""
+"""What the page is told once a second, as orjson writes it. Numbers bear the names that they have in /metrics, and come
+from the same places."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterable
 from typing import Any
-
-from prometheus_client import CollectorRegistry
 
 from common.chrome_trace import TracedRequest, chrome_trace
 from common.errors import ServingError
 from common.identity import new_incarnation
 from common.pb import serving_pb2 as pb
-from router.dashboard.history import LATENCIES, QUANTILES, TICK_S, History, Point
+from router.cluster_metrics import link_values, worker_values
+from router.dashboard.history import LATENCIES, QUANTILES, TICK_S, History, Load, Point
 from router.dashboard.reading import Reading
 from router.dashboard.requests import RecentRequests, RequestView
 from router.dashboard.roster import Gone, Roster
+from router.metrics import RouterMetrics
 from router.request import Request
-from router.worker import ROLES
+from router.worker import ROLES, Worker
 
 JsonObject = dict[str, Any]
 
 TOTALS = (
-    *("queued_requests", "active_requests", "request_migrations_total", "prompt_tokens_total", "output_tokens_total"),
-    *("requests_total", "request_retries_total", "refusals_total"),
+    *("requests_total", "request_retries_total", "request_migrations_total", "refusals_total"),
+    *("prompt_tokens_total", "output_tokens_total"),
 )
 TABLES = ("requests_total", "placements_total", "request_retries_total", "refusals_total", "pair_checks_total")
-WORKER_METRICS = (
-    *("worker_fit", "worker_assigned_requests", "worker_waiting_sequences", "worker_running_sequences"),
-    *("worker_reserved_sequences", "worker_uncached_tokens", "worker_kv_blocks", "worker_kv_blocks_used"),
-    *("worker_cached_blocks", "worker_heartbeat_age_seconds"),
-)
-LINK_METRICS = ("link_bytes_total", "link_bytes_per_second", "link_round_trip_seconds")
+MAX_REQUESTS = 24
 STANDINGS = {pb.PAIR_UNCHECKED: "unchecked", pb.PAIR_GOOD: "good", pb.PAIR_REFUSED: "refused"}
 
 
@@ -43,11 +38,13 @@ class Dashboard:
     def __init__(
         self,
         status: Callable[[], pb.ClusterStatus],
-        registry: CollectorRegistry,
+        metrics: RouterMetrics,
+        load: Callable[[], Load],
         running: Callable[[], Iterable[Request]],
     ) -> None:
         self._status = status
-        self._registry = registry
+        self._metrics = metrics
+        self._load = load
         self._running = running
         self._router = new_incarnation()
         self._roster = Roster()
@@ -60,16 +57,18 @@ class Dashboard:
             await asyncio.sleep(TICK_S)
 
     def tick(self) -> None:
-        self._roster.note(self._status().workers)
-        self._history.note(Reading(self._registry), time.time())
+        self._history.note(Reading(self._metrics.own), self._load(), time.time())
 
     def request_ended(self, request: Request, error: ServingError | None) -> None:
         self._recent.add(request, error)
 
+    def worker_left(self, worker: Worker) -> None:
+        self._roster.left(worker.hello, has_drained=worker.is_draining)
+
     def state(self, after: int = 0) -> JsonObject:
         """after: the number of the last point of the history that the page has; 0: it has none."""
-        status, reading = self._status(), Reading(self._registry)
-        self._roster.note(status.workers)
+        status, reading = self._status(), Reading(self._metrics.own)
+        members = {worker.hello.worker_id for worker in status.workers}
         return {
             "router": self._router,  # another one: what the page remembers is of another process
             "time_s": time.time(),
@@ -77,14 +76,18 @@ class Dashboard:
             "is_ready": status.is_ready,
             "reason": status.reason,
             "uptime_s": status.uptime_s,
-            "totals": {name: reading.total(name) for name in TOTALS},
+            "totals": {
+                "queued_requests": status.num_queued,
+                "active_requests": status.num_active,
+                **{name: reading.total(name) for name in TOTALS},
+            },
             "tables": {
                 name: [{"labels": labels, "value": value} for labels, value in reading.rows(name)] for name in TABLES
             },
             "latencies": {name: _latency(reading, name, self._history.last) for name in LATENCIES},
-            "workers": [*_members(status.workers, reading), *map(_gone, self._roster.gone())],
-            "pairs": [*_pairs(status.pairs, reading, self._history.last)],
-            "requests": [asdict(view) for view in self._recent.views(self._running())],
+            "workers": [*map(_member, status.workers), *map(_gone, self._roster.gone(members))],
+            "pairs": [_pair(pair) for pair in status.pairs],
+            "requests": self._recent.views(self._running())[:MAX_REQUESTS],
             "points": [_point(point) for point in self._history.since(after)],
         }
 
@@ -104,20 +107,18 @@ def _latency(reading: Reading, name: str, last: Point | None) -> JsonObject:
     }
 
 
-def _members(workers: Iterable[pb.WorkerSummary], reading: Reading) -> Iterator[JsonObject]:
-    metrics = reading.indexed(WORKER_METRICS, "worker")
-    for worker in workers:
-        yield _identity(worker.hello) | {
-            "state": "unfit" if worker.unfit_reason else "fit",
-            "reason": worker.unfit_reason,
-            "metrics": metrics[worker.hello.worker_id,],
-        }
+def _member(worker: pb.WorkerSummary) -> JsonObject:
+    return _identity(worker.hello) | {
+        "state": "unfit" if worker.unfit_reason else "fit",
+        "reason": worker.unfit_reason,
+        "metrics": worker_values(worker),
+    }
 
 
 def _gone(gone_for: tuple[Gone, float]) -> JsonObject:
     gone, seconds = gone_for
-    how = "left after it had drained" if gone.has_left else "lost: its connection broke"
-    return _identity(gone.hello) | {"state": "gone", "reason": how, "gone_s": seconds, "metrics": {}}
+    state, reason = ("left", "it had drained") if gone.has_drained else ("gone", "its connection ended")
+    return _identity(gone.hello) | {"state": state, "reason": reason, "gone_s": seconds, "metrics": {}}
 
 
 def _identity(hello: pb.WorkerHello) -> JsonObject:
@@ -130,37 +131,32 @@ def _identity(hello: pb.WorkerHello) -> JsonObject:
     }
 
 
-def _pairs(pairs: Iterable[pb.PairSummary], reading: Reading, last: Point | None) -> Iterator[JsonObject]:
-    metrics = reading.indexed(LINK_METRICS, "prefill", "decode")
-    for pair in pairs:
-        ends = (pair.prefill_worker, pair.decode_worker)
-        yield {
-            "prefill": pair.prefill_worker,
-            "decode": pair.decode_worker,
-            "standing": STANDINGS.get(pair.standing, "unknown"),
-            "reason": pair.reason,
-            "transport": pair.link.transport,
-            "metrics": metrics.get(ends, {}),  # none before the first contact
-            "now_bytes_per_second": 0.0 if last is None else last.link_bytes_per_s.get(ends, 0.0),
-        }
+def _pair(pair: pb.PairSummary) -> JsonObject:
+    return {
+        "prefill": pair.prefill_worker,
+        "decode": pair.decode_worker,
+        "standing": STANDINGS.get(pair.standing, "unknown"),
+        "reason": pair.reason,
+        "transport": pair.link.transport,
+        "metrics": link_values(pair),
+    }
 
 
 def _point(point: Point) -> JsonObject:
-    """Links are in the table of pairs only."""
     return {
         "number": point.number,
         "time_s": point.time_s,
-        "queued": point.queued,
-        "active": point.active,
+        "queued": point.load.queued,
+        "active": point.load.active,
         "requests_per_s": point.requests_per_s,
         "tokens_per_s": point.tokens_per_s,
-        **{name: list(quantiles) for name, quantiles in point.quantiles.items()},
+        **point.quantiles,
     }
 
 
 def _traced(view: RequestView) -> TracedRequest:
     about = ("state", "error", "prompt_tokens", "cached_tokens", "output_tokens", "attempts", "migrations", "placement")
-    values = asdict(view)
+    values = vars(view)
     return TracedRequest(
         name=view.request_id,
         start_s=view.arrival_s,

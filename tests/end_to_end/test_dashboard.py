@@ -86,7 +86,7 @@ async def test_the_page_shows_a_killed_worker_within_three_seconds_and_its_retur
         await s.complete()
         os.kill(s.up.child("decode-0"), signal.SIGKILL)
         text = await s.page.until(state_of("decode-0", "gone"), SHOWN_S)
-        assert "lost" in text
+        assert "its connection ended" in text
         assert await s.page.evaluate("document.querySelector('[data-pool=decode]').dataset.fit") == "1"
         await s.complete()  # by the other one, meanwhile
         await s.page.until(state_of("decode-0", "fit"), RETURN_S)

@@ -22,6 +22,7 @@ from router.admin_pages import AdminPages
 from router.answer import ServedModel
 from router.api import create_app
 from router.cluster_metrics import ClusterCollector
+from router.dashboard.history import Load
 from router.dashboard.state import Dashboard
 from router.frontend import Frontend
 from router.http_server import HttpServer
@@ -148,9 +149,9 @@ def soon() -> Callable[[Awaitable[object]], Awaitable[object]]:
 
 def admin_pages(status: Callable[[], pb.ClusterStatus] = pb.ClusterStatus) -> AdminPages:
     """Of a router whose workers are those of `status`."""
-    registry = RouterMetrics().registry
-    registry.register(ClusterCollector(status))
-    return AdminPages(registry, status, Dashboard(status, registry, list))
+    metrics = RouterMetrics()
+    metrics.registry.register(ClusterCollector(status))
+    return AdminPages(metrics.registry, status, Dashboard(status, metrics, lambda: Load(0, 0), list))
 
 
 @asynccontextmanager

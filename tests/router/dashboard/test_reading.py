@@ -22,10 +22,6 @@ def test_a_reading_has_the_totals_and_the_series_of_each_metric() -> None:
         ({"state": "finished", "error": ""}, 5),
         ({"state": "failed", "error": "WorkerLost"}, 2),
     ]
-    assert reading.indexed(["requests_total"], "state") == {
-        ("finished",): {"requests_total": 5},
-        ("failed",): {"requests_total": 2},
-    }
 
 
 def test_a_histogram_is_read_as_a_distribution_and_two_readings_as_what_came_between() -> None:

@@ -4,26 +4,18 @@ from common.pb import serving_pb2 as pb
 from router.dashboard.roster import GONE_S, Roster
 
 
-def worker(name: str, *, is_draining: bool = False) -> pb.WorkerSummary:
-    return pb.WorkerSummary(hello=pb.WorkerHello(worker_id=name), load=pb.WorkerLoad(is_draining=is_draining))
+def gone(roster: Roster, *members: str) -> list[tuple[str, bool, float]]:
+    return [(each.hello.worker_id, each.has_drained, seconds) for each, seconds in roster.gone(members)]
 
 
-def gone(roster: Roster) -> list[tuple[str, bool, float]]:
-    return [(each.hello.worker_id, each.has_left, seconds) for each, seconds in roster.gone()]
-
-
-def test_who_is_no_longer_a_member_is_gone_until_it_returns_or_is_forgotten() -> None:
-    now_s = 0.0
-    roster = Roster(lambda: now_s)
-    roster.note([worker("a"), worker("b"), worker("c", is_draining=True)])
-    assert gone(roster) == []
+def test_who_has_left_is_gone_until_it_returns_or_is_forgotten() -> None:
     now_s = 10.0
-    roster.note([worker("a")])
+    roster = Roster(lambda: now_s)
+    roster.left(pb.WorkerHello(worker_id="c"), has_drained=True)
+    roster.left(pb.WorkerHello(worker_id="b"), has_drained=False)
     now_s = 12.0
-    roster.note([worker("a")])
-    assert gone(roster) == [("b", False, 2.0), ("c", True, 2.0)]
-    roster.note([worker("a"), worker("b")])
-    assert gone(roster) == [("c", True, 2.0)]
+    assert gone(roster, "a") == [("b", False, 2.0), ("c", True, 2.0)]
+    assert gone(roster, "a", "b") == [("c", True, 2.0)]
+    assert gone(roster, "a") == [("c", True, 2.0)]  # b was back
     now_s = 10.0 + GONE_S
-    roster.note([worker("a"), worker("b")])
-    assert gone(roster) == []
+    assert gone(roster, "a") == []

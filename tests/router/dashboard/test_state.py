@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
+import orjson
 import pytest
 
 from common.errors import WorkerLost
 from common.lifecycle import State
 from common.pb import serving_pb2 as pb
 from common.sampling import SamplingParams
-from router.cluster_metrics import ClusterCollector
-from router.dashboard.history import WINDOW_TICKS, History
+from router.dashboard.history import WINDOW_TICKS, History, Load
 from router.dashboard.reading import Reading
 from router.dashboard.state import Dashboard
 from router.metrics import RouterMetrics
 from router.request import Request
+from router.worker import Worker
 
 PROMPT = [1234567, 7654321]
+LOAD = Load(queued=3, active=4)
 CLUSTER = pb.ClusterStatus(
     model="tiny",
     is_ready=True,
@@ -50,9 +53,13 @@ class Scene:
         self.cluster.CopyFrom(CLUSTER)
         self.metrics = RouterMetrics()
         self.running: list[Request] = []
-        self.metrics.registry.register(ClusterCollector(lambda: self.cluster))
-        self.dashboard = Dashboard(lambda: self.cluster, self.metrics.registry, lambda: self.running)
+        self.dashboard = Dashboard(lambda: self.cluster, self.metrics, lambda: LOAD, lambda: self.running)
         self.metrics.on_ended = self.dashboard.request_ended
+
+    def state(self, after: int = 0) -> dict[str, Any]:
+        """As the page gets it."""
+        state: dict[str, Any] = orjson.loads(orjson.dumps(self.dashboard.state(after)))
+        return state
 
 
 @pytest.fixture
@@ -73,7 +80,7 @@ def served(request: Request, metrics: RouterMetrics, num_tokens: int = 3) -> Req
 
 
 def test_each_worker_is_there_with_its_state_and_its_metrics_by_their_own_names(scene: Scene) -> None:
-    decode, prefill = scene.dashboard.state()["workers"]
+    decode, prefill = scene.state()["workers"]
     assert (decode["worker"], decode["role"], decode["state"]) == ("decode-0", "decode", "fit")
     assert decode["metrics"]["worker_kv_blocks_used"] == 40
     assert decode["metrics"]["worker_running_sequences"] == 2
@@ -81,17 +88,22 @@ def test_each_worker_is_there_with_its_state_and_its_metrics_by_their_own_names(
     assert prefill["metrics"]["worker_fit"] == 0
 
 
-def test_a_worker_that_is_no_longer_a_member_is_shown_as_gone_at_the_next_look(scene: Scene) -> None:
-    scene.dashboard.state()
-    del scene.cluster.workers[0]
-    del scene.cluster.pairs[:]
-    gone = scene.dashboard.state()["workers"][-1]
-    assert (gone["worker"], gone["state"]) == ("decode-0", "gone")
-    assert gone["gone_s"] >= 0
+async def test_a_worker_that_is_no_longer_a_member_is_shown_as_gone_or_as_having_left(scene: Scene) -> None:
+    for draining, state in ((False, "gone"), (True, "left")):
+        worker = Worker(CLUSTER.workers[0].hello)
+        worker.is_draining = draining
+        scene.dashboard.worker_left(worker)
+        assert [each["state"] for each in scene.state()["workers"]] == ["fit", "unfit"]  # it is back already
+        scene.dashboard.worker_left(worker)
+        del scene.cluster.workers[0], scene.cluster.pairs[:]
+        gone = scene.state()["workers"][-1]
+        assert (gone["worker"], gone["state"]) == ("decode-0", state)
+        assert gone["gone_s"] >= 0
+        scene.cluster.CopyFrom(CLUSTER)
 
 
 def test_a_pair_is_there_with_what_its_link_has_carried(scene: Scene) -> None:
-    (pair,) = scene.dashboard.state()["pairs"]
+    (pair,) = scene.state()["pairs"]
     assert (pair["prefill"], pair["decode"], pair["standing"], pair["transport"]) == (
         "prefill-0",
         "decode-0",
@@ -112,7 +124,7 @@ def test_requests_that_run_come_first_then_the_last_that_ended_and_none_tells_it
     failed.timeline.enter(State.FAILED)
     scene.metrics.record(failed, WorkerLost("to the prompt 'a secret'"))
     scene.running = [served(running, scene.metrics, num_tokens=1)]
-    state = scene.dashboard.state()
+    state = scene.state()
     views = state["requests"]
     assert [(view["request_id"], view["state"], view["error"]) for view in views] == [
         ("r-3", "decoding", ""),
@@ -129,7 +141,7 @@ def test_requests_that_run_come_first_then_the_last_that_ended_and_none_tells_it
 
 def test_the_latencies_are_those_of_the_histograms(scene: Scene) -> None:
     served(new_request(), scene.metrics)
-    latencies = scene.dashboard.state()["latencies"]
+    latencies = scene.state()["latencies"]
     registry = scene.metrics.registry
     for name, count in (("ttft_seconds", 1), ("itl_seconds", 2), ("tpot_seconds", 0)):
         assert latencies[name]["count"] == registry.get_sample_value(f"{name}_count") == count
@@ -139,9 +151,9 @@ def test_the_latencies_are_those_of_the_histograms(scene: Scene) -> None:
 def test_a_page_gets_only_the_points_that_it_does_not_have(scene: Scene) -> None:
     for _ in range(4):
         scene.dashboard.tick()
-    points = scene.dashboard.state()["points"]
+    points = scene.state()["points"]
     assert [point["number"] for point in points] == [1, 2, 3]  # the first tick has nothing to look back at
-    assert [point["number"] for point in scene.dashboard.state(after=2)["points"]] == [3]
+    assert [point["number"] for point in scene.state(after=2)["points"]] == [3]
     assert (points[0]["queued"], points[0]["active"]) == (3, 4)
 
 
@@ -149,18 +161,17 @@ def test_a_point_tells_rates_and_quantiles_of_the_window_before_it_and_nothing_o
     scene, history = Scene(), History()
 
     def tick(second: int) -> None:
-        history.note(Reading(scene.metrics.registry), float(second))
+        history.note(Reading(scene.metrics.own), LOAD, float(second))
 
     tick(0)
     request = served(new_request(), scene.metrics, num_tokens=5)
     request.timeline.enter(State.FINISHED)
     scene.metrics.record(request, None)
-    scene.cluster.pairs[0].link.num_bytes += 1000
     tick(1)
     busy = history.last
     assert busy is not None
     assert (busy.requests_per_s, busy.tokens_per_s) == (1, 5)
-    assert busy.link_bytes_per_s == {("prefill-0", "decode-0"): 1000}
+    assert busy.load is LOAD
     assert None not in busy.quantiles["ttft_seconds"]
     for second in range(2, WINDOW_TICKS + 2):
         tick(second)
@@ -168,12 +179,3 @@ def test_a_point_tells_rates_and_quantiles_of_the_window_before_it_and_nothing_o
     assert idle is not None
     assert (idle.requests_per_s, idle.tokens_per_s) == (0, 0)
     assert idle.quantiles["ttft_seconds"] == (None, None)
-
-
-def test_a_link_that_was_made_anew_has_no_negative_speed() -> None:
-    scene, history = Scene(), History()
-    history.note(Reading(scene.metrics.registry), 0.0)
-    scene.cluster.pairs[0].link.num_bytes = 0
-    history.note(Reading(scene.metrics.registry), 1.0)
-    assert history.last is not None
-    assert history.last.link_bytes_per_s == {("prefill-0", "decode-0"): 0}
