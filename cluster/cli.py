@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import math
 import signal
 import sys
@@ -12,17 +11,12 @@ from types import FrameType
 
 from rich.console import Console
 
-from cluster import demo, doctor, drain, key, status, up
-from cluster.plan import Overrides
-from cluster.running import find_running
+from cluster.commands import COMMANDS, DEFAULT_CONFIG, PORTS
 from cluster.supervisor import MemberGivenUp
-from common.config import Role, ServeConfig, load_config
+from common.config import Role
 from common.errors import ConfigError, ServingError
-from router.tenant import RateLimits
 
-DEFAULT_CONFIG = Path("serve.yaml")
-PORTS = ("http_port", "grpc_port", "control_port", "metrics_port")
-PIPED_WIDTH = 160  # columns of a table that no terminal limits
+SCALE_TIMEOUT_S = 600.0  # a cloud takes minutes to start a machine, and a worker to load a large model
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -31,24 +25,7 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _exit_on_signal)  # until the event loop takes over
     console = Console(file=sys.stdout)  # this very stream, whatever a library makes of sys.stdout later
     try:
-        if arguments.command == "status":
-            if not console.is_terminal:
-                console.width = PIPED_WIDTH
-            found = find_running(_config(arguments.config), arguments.router, arguments.logs)
-            return asyncio.run(status.show_status(found, console))
-        if arguments.command == "drain":
-            found = find_running(_config(arguments.config), arguments.router, arguments.logs)
-            return asyncio.run(drain.drain(found, drain.DrainWish(arguments.worker, arguments.timeout_s), console))
-        if arguments.command == "key":
-            return key.make_key(arguments.name, RateLimits(arguments.requests_per_minute, arguments.tokens_per_minute))
-        if arguments.command == "doctor":
-            config = _config(arguments.config if arguments.logs is None else arguments.logs / up.CONFIG_NAME)
-            found = find_running(config, arguments.router, arguments.logs)
-            return doctor.run_doctor(up.UpOptions(config, Overrides(), None, None), found, console)
-        options = _up_options(arguments)
-        if arguments.command == "demo":
-            return demo.run_demo(options, arguments.prompt, arguments.max_tokens, console)
-        return up.run_up(options, console)
+        return COMMANDS[arguments.command](arguments, console)
     except ConfigError as error:
         _complain(error)
         return 2
@@ -88,37 +65,30 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="until what it still runs goes on elsewhere; default: its drain_timeout_s",
     )
+    resize = commands.add_parser("scale", help="add workers to a pool of a running `pdserve up`, or drain some")
+    resize.add_argument("pool", choices=[str(role) for role in Role])
+    resize.add_argument("replicas", type=_count, metavar="N", help="how many workers it shall have")
+    resize.add_argument(
+        "--timeout-s",
+        type=_seconds,
+        default=SCALE_TIMEOUT_S,
+        metavar="N",
+        help="how long to watch; default: %(default)g",
+    )
     examine = commands.add_parser("doctor", help="is all here that serving needs, how fast is it, does splitting pay?")
-    for asking in (ask, leave, examine):
+    for asking in (ask, leave, resize, examine):
         asking.add_argument(
             "--router", type=_address, metavar="HOST:PORT", help="its control address; default: config's"
         )
         asking.add_argument("--config", type=Path, help="of the deployment; default: as for up")
-        asking.add_argument("--logs", type=Path, metavar="FOLDER", help="of its `pdserve up --logs`, in place of both")
+        where = asking.add_mutually_exclusive_group()
+        where.add_argument("--logs", type=Path, metavar="FOLDER", help="of its `pdserve up --logs`, in place of both")
+        where.add_argument("--address", help="of the Ray cluster that it runs on: 'auto' or HOST:PORT")
     make = commands.add_parser("key", help="a new API key, and the line of it for router.api_keys_file")
     make.add_argument("name", help="whose it is")
     for unit in ("requests", "tokens"):
         make.add_argument(f"--{unit}-per-minute", type=_count, metavar="N", help="default: no limit")
     return parser
-
-
-def _up_options(arguments: argparse.Namespace) -> up.UpOptions:
-    return up.UpOptions(
-        config=_config(arguments.config),
-        overrides=Overrides(
-            replicas={role: vars(arguments)[role] for role in Role},
-            ports={key: vars(arguments)[key] for key in PORTS},
-            router_processes=arguments.router_processes,
-        ),
-        log_folder=arguments.logs,
-        ray_address="local" if arguments.ray else arguments.address,
-    )
-
-
-def _config(path: Path | None) -> ServeConfig:
-    if path is None and not DEFAULT_CONFIG.exists():
-        return ServeConfig()
-    return load_config(path or DEFAULT_CONFIG)
 
 
 def _count(text: str) -> int:

@@ -10,8 +10,10 @@ from contextlib import aclosing
 from cluster.display import Display
 from cluster.host import WorkerHost
 from cluster.plan import Plan
+from cluster.pools import Pools
 from cluster.registry_client import follow_status
-from cluster.supervisor import Supervisor
+from cluster.steering import steer
+from cluster.supervisor import MemberEvent, Supervisor
 
 
 async def run_deployment(plan: Plan, host: WorkerHost, display: Display, work: Coroutine[None, None, None]) -> None:
@@ -19,8 +21,14 @@ async def run_deployment(plan: Plan, host: WorkerHost, display: Display, work: C
 
     Raises: ConfigError or MemberGivenUp when a member cannot be started; whatever `work` raises.
     """
-    supervisor = Supervisor(host, display.member_event)
-    tasks = {asyncio.create_task(supervisor.run(plan.specs)), asyncio.create_task(work)}
+
+    def on_event(event: MemberEvent) -> None:
+        display.member_event(event)
+        pools.noted(event)
+
+    supervisor = Supervisor(host, on_event)
+    pools = Pools(plan, supervisor)
+    tasks = {asyncio.create_task(each) for each in (supervisor.run(plan.specs), work, steer(plan, pools))}
     try:
         finished, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in finished:

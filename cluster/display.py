@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.spinner import Spinner
 
 from cluster.plan import Plan
-from cluster.supervisor import MemberDied, MemberEvent, MemberLeft
+from cluster.supervisor import MemberDied, MemberDropped, MemberEvent, MemberLeft
 from common.pb import serving_pb2 as pb
 
 CURL = """curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\
@@ -51,6 +51,8 @@ class Display:
     def member_event(self, event: MemberEvent) -> None:
         if isinstance(event, MemberLeft):
             self.settled(f"{event.spec.name} has left")
+        if isinstance(event, MemberDropped):
+            self.settled(f"{event.spec.name} is given up: {event.reason}")
         if isinstance(event, MemberDied):
             ending = event.ending
             self.settled(f"{event.spec.name} died ({ending.reason}), starting again in {event.restart_in_s:.1f} s")
@@ -79,6 +81,8 @@ class Display:
         self.settled(f"ready in {self._elapsed_s:.1f} s")
         self.settled(f"  OpenAI API  {plan.http_url}/v1")
         self.settled(f"  gRPC        {plan.grpc_address}")
+        for url in plan.dashboard_urls:
+            self.settled(f"  dashboard   {url}")
         self.settled(CURL.format(url=plan.http_url, model=plan.config.model.served_name))
 
     @property

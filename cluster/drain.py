@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
+from cluster.pool_view import num_under_way
 from cluster.registry_client import drain_worker, follow_status
 from cluster.running import RunningDeployment
 from common.pb import serving_pb2 as pb
@@ -39,6 +40,4 @@ async def drain(found: RunningDeployment, wish: DrainWish, console: Console) -> 
 
 
 def _progress(worker: pb.WorkerSummary) -> str:
-    load = worker.load
-    num_under_way = load.num_running + load.num_waiting + load.num_reserved
-    return f"{worker.hello.worker_id} is draining: {num_under_way} under way"
+    return f"{worker.hello.worker_id} is draining: {num_under_way(worker.load)} under way"

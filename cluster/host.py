@@ -15,12 +15,13 @@ class MemberSpec:
     name: str  # "router", "router-1", "prefill-0", "decode-1"
     role: Role | None  # None: a router
     admin_ports: AdminPorts | None = None  # a router's, where there are several
+    num_threads: int | None = None  # a worker's, in place of its pool's
 
 
 @dataclass(frozen=True)
 class AdminPorts:
     control: int
-    metrics: int  # used once the APIs are beyond loopback
+    metrics: int  # used once the HTTP port has no metrics: RouterSection.has_metrics_port
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,10 @@ class Ending:
 
 class Member(Protocol):
     """One running life of a member, from start to end; a restart gives another one."""
+
+    @property
+    def obstacle(self) -> str:
+        """Why it does not run yet, in words that follow its name; empty once a process of it runs."""
 
     async def ended(self) -> Ending:
         """Wait for the end, however it comes. May be awaited again, also after the end."""

@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,24 @@ class Overrides:
 
 
 @dataclass(frozen=True)
+class SharedCores:
+    """Of a machine, among the workers of the roles for which nobody has named a num_threads."""
+
+    num_cores: int
+    roles: frozenset[Role]
+
+    def share(self, role: Role, num_workers: int) -> int | None:
+        """Threads of one worker among so many; None where a number was named."""
+        return max(1, self.num_cores // num_workers) if role in self.roles else None
+
+
+@dataclass(frozen=True)
 class Plan:
     """A deployment that can be started: every port is a number, every pool has its threads."""
 
     config: ServeConfig
     admin_ports: tuple[AdminPorts, ...] = ()  # of each router process; none: as the config says
+    shared_cores: SharedCores | None = None  # None: no workers of one machine share any
 
     @property
     def specs(self) -> list[MemberSpec]:
@@ -66,6 +79,14 @@ class Plan:
         return [f"{_reachable(self.config.router.control_host)}:{ports.control}" for ports in self._admin_ports]
 
     @property
+    def dashboard_urls(self) -> list[str]:
+        """Each router's, for /metrics is there too."""
+        router = self.config.router
+        if not router.has_metrics_port:
+            return [f"{self.http_url}/dashboard"]
+        return [f"http://{_reachable(router.control_host)}:{ports.metrics}/dashboard" for ports in self._admin_ports]
+
+    @property
     def longest_drain_s(self) -> float:
         config = self.config
         return max(config.router.drain_timeout_s, *(config.pool(role).drain_timeout_s for role in Role))
@@ -76,14 +97,19 @@ class Plan:
         counted = [AdminPorts(router.control_port + i, router.metrics_port + i) for i in range(router.processes)]
         return self.admin_ports or tuple(counted)
 
+    def added_worker(self, name: str, role: Role, num_workers: int) -> MemberSpec:
+        """One that is added later, as one of `num_workers`. Those that run keep the threads that they have."""
+        threads = None if self.shared_cores is None else self.shared_cores.share(role, num_workers)
+        return MemberSpec(name, role, num_threads=threads)
+
     def on_network(self, node_address: str) -> Plan:
         """For members on several machines: they must reach the control port. Who may call the APIs is not changed."""
         if self.config.router.control_host != LOOPBACK:
             return self
-        return Plan(_updated(self.config, {"router": {"control_host": node_address}}), self.admin_ports)
+        return replace(self, config=_updated(self.config, {"router": {"control_host": node_address}}))
 
     def with_secret_file(self, path: Path) -> Plan:
-        return Plan(_updated(self.config, {"security": {"secret_file": path}}), self.admin_ports)
+        return replace(self, config=_updated(self.config, {"security": {"secret_file": path}}))
 
     def write(self, path: Path) -> None:
         """The effective serve.yaml, which every process of this deployment reads."""
@@ -97,19 +123,25 @@ def make_plan(config: ServeConfig, overrides: Overrides, num_cores: int | None =
     """
     chosen = {role: overrides.replicas.get(role) for role in Role}
     replicas = {role: config.pool(role).replicas if n is None else n for role, n in chosen.items()}
+    require_servable(replicas)
+    unnamed = frozenset(role for role in Role if config.pool(role).num_threads is None)
+    shared = None if num_cores is None else SharedCores(num_cores, unnamed)
+    total = sum(replicas.values())
+    threads = {role: config.pool(role).num_threads or (shared and shared.share(role, total)) for role in Role}
+    changes: dict[str, Any] = {role: {"replicas": replicas[role], "num_threads": threads[role]} for role in Role}
+    changes["router"] = {key: port for key, port in overrides.ports.items() if port is not None}
+    if overrides.router_processes is not None:
+        changes["router"]["processes"] = overrides.router_processes
+    return Plan(_updated(config, changes), shared_cores=shared)
+
+
+def require_servable(replicas: Mapping[Role, int]) -> None:
+    """Raises: ConfigError when pools of these sizes could never serve a request."""
     if not replicas[Role.COLOCATED] and not (replicas[Role.PREFILL] and replicas[Role.DECODE]):
         raise ConfigError(
             f"{replicas[Role.PREFILL]} prefill and {replicas[Role.DECODE]} decode workers cannot serve: "
             "start at least one of each, or one with --colocated"
         )
-    threads = None if num_cores is None else max(1, num_cores // sum(replicas.values()))
-    changes: dict[str, Any] = {
-        role: {"replicas": replicas[role], "num_threads": config.pool(role).num_threads or threads} for role in Role
-    }
-    changes["router"] = {key: port for key, port in overrides.ports.items() if port is not None}
-    if overrides.router_processes is not None:
-        changes["router"]["processes"] = overrides.router_processes
-    return Plan(_updated(config, changes))
 
 
 def with_free_ports(plan: Plan) -> Plan:
@@ -126,12 +158,12 @@ def with_free_ports(plan: Plan) -> Plan:
         admin = tuple(
             AdminPorts(
                 free("control_port", router.control_host, index),
-                router.metrics_port if router.is_private else free("metrics_port", router.control_host, index),
+                free("metrics_port", router.control_host, index) if router.has_metrics_port else router.metrics_port,
             )
             for index in range(router.processes)
         )
     changes |= {"control_port": admin[0].control, "metrics_port": admin[0].metrics}
-    return Plan(_updated(plan.config, {"router": changes}), admin)
+    return replace(plan, config=_updated(plan.config, {"router": changes}), admin_ports=admin)
 
 
 def available_cores() -> int:

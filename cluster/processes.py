@@ -62,6 +62,10 @@ class ProcessMember:
         self._log_start = log_start  # where this life begins in a log that earlier lives have written to
         self._stop_timeout_s = stop_timeout_s
 
+    @property
+    def obstacle(self) -> str:
+        return ""
+
     async def ended(self) -> Ending:
         code = await self._process.wait()
         self._kill_session()  # whatever the member itself had started
@@ -97,6 +101,8 @@ def python_command(spec: MemberSpec, config_path: Path, routers: list[str], pyth
     command = [python, "-m", package, "--config", str(config_path), "--name", spec.name]
     for router in routers:
         command += ["--router", router]
+    if spec.num_threads is not None:
+        command += ["--num-threads", str(spec.num_threads)]
     return [*command, "--colocated"] if spec.role is Role.COLOCATED else command
 
 

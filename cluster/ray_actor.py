@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,11 +13,13 @@ from pathlib import Path
 
 from cluster.host import MemberSpec
 from cluster.plan import available_cores
+from cluster.running import RunningDeployment
 from common.config import Role, ServeConfig
 from common.logs import setup_logging
 from common.process import Service
 
 LEFT = "left"
+LOG_CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -26,25 +29,47 @@ class MemberOrder:
     spec: MemberSpec
     config: ServeConfig
     routers: list[str]  # their control addresses
-    log_path: Path | None  # None: stay in Ray's own logs, as on another machine
+    log_path: Path | None  # on this machine; None: Ray's own log file of this process, as on another machine
     is_spread: bool = False  # over several machines: listen on the node's own address
+
+
+@dataclass(frozen=True)
+class Place:
+    node: str  # its address
+    log_path: Path | None  # of this process, there; None: it writes to the order's
 
 
 class MemberActor:
     """`serve` lasts as long as the member; a caller who awaits it learns of the end, however it comes."""
 
-    def __init__(self, secret: bytes) -> None:
+    def __init__(self, order: MemberOrder, secret: bytes) -> None:
         """secret: the cluster's, which its node may have no file of; empty for the router."""
+        self._order = order
         self._secret = secret
         self._service: Service | None = None
-        self._is_stopped = False
+        self._own_log = _own_log() if order.log_path is None else None  # for `read_log`
+        if (path := order.log_path or self._own_log) is not None:
+            _redirect_output(path)
 
-    async def serve(self, order: MemberOrder) -> str:
+    async def place(self) -> Place:
+        return Place(_node_address(), self._own_log)
+
+    async def read_log(self, start: int) -> bytes:
+        """Of its own log, from byte `start` on; empty at the end."""
+        if self._own_log is None:
+            return b""
+        with self._own_log.open("rb") as log:
+            log.seek(start)
+            return log.read(LOG_CHUNK_BYTES)
+
+    async def deployment(self) -> RunningDeployment:
+        """A router's: how people's commands, on any node, reach it."""
+        return RunningDeployment(self._order.routers[0], self._order.config.security.cluster_access())
+
+    async def serve(self) -> str:
         """Returns why it ended, LEFT when it was drained. Raises: ConfigError when it cannot start."""
-        if order.log_path is not None:
-            _redirect_output(order.log_path)
-        setup_logging(order.spec.name)
-        self._service = await _start(order, self._secret)
+        setup_logging(self._order.spec.name)
+        self._service = await _start(self._order, self._secret)
         crashing = asyncio.ensure_future(self._service.wait_crashed())
         drained = asyncio.ensure_future(self._service.wait_drained())
         await asyncio.wait({crashing, drained}, return_when=asyncio.FIRST_COMPLETED)
@@ -77,6 +102,8 @@ async def _start(order: MemberOrder, secret: bytes) -> Service:
             router = config.router.model_copy(update={"control_port": ports.control, "metrics_port": ports.metrics})
             config = config.model_copy(update={"router": router})
         return await RouterServer.start(config)
+    if order.spec.num_threads is not None:
+        config = config.with_threads(role, order.spec.num_threads)
     if order.is_spread:
         config = _on_this_node(config, role)
     with _in_memory_file(secret) as path:
@@ -100,13 +127,23 @@ def _in_memory_file(content: bytes) -> Iterator[Path]:
 
 
 def _on_this_node(config: ServeConfig, role: Role) -> ServeConfig:
+    pool = config.pool(role)
+    threads = pool.num_threads or available_cores()  # Ray would leave torch a single one
+    here = pool.model_copy(update={"host": _node_address(), "num_threads": threads})
+    return config.model_copy(update={str(role): here})
+
+
+def _node_address() -> str:
     from ray.util import get_node_ip_address
 
     address: str = get_node_ip_address()  # type: ignore[no-untyped-call]
-    pool = config.pool(role)
-    threads = pool.num_threads or available_cores()  # Ray would leave torch a single one
-    here = pool.model_copy(update={"host": address, "num_threads": threads})
-    return config.model_copy(update={str(role): here})
+    return address
+
+
+def _own_log() -> Path:
+    """Ray's log file of this process, or where Ray keeps none (it rotates through a pipe) a new one."""
+    path = Path(os.readlink("/proc/self/fd/2"))
+    return path if path.is_file() else Path(tempfile.mkstemp(prefix="pdserve-", suffix=".log")[1])
 
 
 def _redirect_output(log_path: Path) -> None:

@@ -6,69 +6,40 @@ Ray only places processes. Requests, tokens and KV never pass through it, and re
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import os
-import secrets
-import shutil
-import socket
-import tempfile
-from contextlib import ExitStack, redirect_stdout, suppress
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from cluster.host import Ending, HostError, MemberSpec
+from cluster.host import HostError, MemberSpec
 from cluster.plan import Plan, with_free_ports
-from cluster.processes import last_words
-from cluster.ray_actor import LEFT, MemberActor, MemberOrder
-from common.config import Role, ServeConfig
-from common.errors import ConfigError
+from cluster.ray_actor import MemberActor, MemberOrder
+from cluster.ray_lookup import router_options
+from cluster.ray_member import MemberTerms, RayMember
+from cluster.ray_placement import Needs, Placement, as_options, until_nodes_joined
+from cluster.ray_session import LOCAL, join_ray, local_ray
+from common.config import Role
 
-LOCAL = "local"
-_OBJECT_STORE_BYTES = 128 << 20  # nothing of ours goes through it
-_STOP_TIMEOUT_S = 10.0
-_CONNECT_TIMEOUT_S = 3.0
+_STOP_MARGIN_S = 10.0
 
 
-def start_ray(address: str, plan: Plan, logs: Path) -> tuple[Plan, RayHost]:
+def start_ray(address: str, plan: Plan, logs: Path, doing: Callable[[str], None]) -> tuple[Plan, RayHost]:
     """Start a Ray of our own (address "local") or join the cluster at `address`.
 
-    Returns the plan with the addresses that this deployment will really use. Raises: ConfigError.
+    doing: is told what is being waited for. Returns the plan with the addresses that this deployment will really use.
+    Raises: ConfigError.
     """
-    if address.startswith("ray://"):
-        raise ConfigError("--address takes 'auto' or HOST:PORT: run pdserve up on a node of the cluster")
-    if address not in (LOCAL, "auto"):
-        _require_reachable(address)
     with ExitStack() as stack:
         # Ray prints its opinion of every death to our stdout, whatever it is told.
         stack.enter_context(redirect_stdout(stack.enter_context((logs / "ray.log").open("a"))))
-        ray = _local_ray(plan, stack) if address == LOCAL else _init_ray("token", address=address)
-        stack.callback(ray.shutdown)
-        if address != LOCAL:
+        if address == LOCAL:
+            ray = local_ray(len(plan.worker_names), stack)
+        else:
+            ray = join_ray(address, stack)
             plan = plan.on_network(ray.util.get_node_ip_address())
+            until_nodes_joined(ray, [role for role in Role if plan.config.pool(role).replicas], doing)
         plan = with_free_ports(plan)
         return plan, RayHost(ray, plan, Placement.over(ray, is_spread=address != LOCAL), logs, stack.pop_all())
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Which nodes a worker may run on."""
-
-    role_resources: frozenset[str]  # roles that some node advertises as a custom resource
-    has_gpus: bool
-    is_spread: bool  # over several machines
-
-    @staticmethod
-    def over(ray: Any, is_spread: bool) -> Placement:
-        resources = frozenset(ray.cluster_resources())
-        return Placement(resources & {str(role) for role in Role}, "GPU" in resources, is_spread)
-
-    def options(self, role: Role, config: ServeConfig) -> dict[str, Any]:
-        """What an actor of this role asks Ray for."""
-        wants_gpu = self.has_gpus and config.pool(role).device != "cpu"
-        resources = {str(role): 1} if role in self.role_resources else {}
-        return {"num_cpus": 1, "num_gpus": int(wants_gpu), "resources": resources}
 
 
 class RayHost:
@@ -81,16 +52,24 @@ class RayHost:
         self._held = held  # what must be released at the end, Ray itself included
 
     async def start(self, spec: MemberSpec) -> RayMember:
+        plan, log_path = self._plan, self._logs / f"{spec.name}.log"
         is_here = spec.role is None or not self._placement.is_spread
-        log_path = self._logs / f"{spec.name}.log" if is_here else None
-        order = MemberOrder(spec, self._plan.config, self._plan.control_addresses, log_path, self._placement.is_spread)
-        options = self._on_this_node() if spec.role is None else self._placement.options(spec.role, self._plan.config)
+        order = MemberOrder(
+            spec, plan.config, plan.control_addresses, log_path if is_here else None, self._placement.is_spread
+        )
+        if spec.role is None:
+            needs: Needs = {}
+            options = self._on_this_node() | router_options(spec, plan)
+        else:
+            self._placement = self._placement.seen_again(self._ray)
+            needs = self._placement.needs(spec.role, plan.config)
+            options = as_options(needs)
         try:
             new_actor = self._ray.remote(MemberActor).options(max_restarts=0, max_concurrency=8, **options).remote
-            actor = new_actor(b"" if spec.role is None else self._secret)
-            return RayMember(self._ray, actor, order, self._plan.longest_drain_s + _STOP_TIMEOUT_S)
-        except self._ray.exceptions.RayError as error:
+            actor = new_actor(order, b"" if spec.role is None else self._secret)
+        except (self._ray.exceptions.RayError, ValueError) as error:  # ValueError: its predecessor still has the name
             raise HostError(f"Ray cannot start {spec.name}: {error}") from error
+        return RayMember(self._ray, actor, MemberTerms(needs, log_path, plan.longest_drain_s + _STOP_MARGIN_S))
 
     async def close(self) -> None:
         self._held.close()
@@ -101,83 +80,3 @@ class RayHost:
 
         node_id = self._ray.get_runtime_context().get_node_id()
         return {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False)}
-
-
-class RayMember:
-    def __init__(self, ray: Any, actor: Any, order: MemberOrder, stop_timeout_s: float) -> None:
-        self._stop_timeout_s = stop_timeout_s
-        self._ray = ray
-        self._actor = actor
-        self._log_path = order.log_path
-        self._log_start = order.log_path.stat().st_size if order.log_path and order.log_path.exists() else 0
-        self._life = asyncio.ensure_future(_until_end(ray, actor.serve.remote(order)))
-
-    async def ended(self) -> Ending:
-        ending = await asyncio.shield(self._life)
-        if ending.last_words or self._log_path is None or not self._log_path.exists():
-            return ending
-        return Ending(ending.reason, last_words(self._log_path, self._log_start), ending.is_config_error)
-
-    async def stop(self) -> None:
-        errors = self._ray.exceptions
-        with suppress(TimeoutError, errors.RayActorError, errors.RayTaskError):
-            await asyncio.wait_for(_result(self._actor.stop.remote()), self._stop_timeout_s)
-        self._ray.kill(self._actor, no_restart=True)
-        await asyncio.wait({self._life}, timeout=_STOP_TIMEOUT_S)
-        self._life.cancel()
-
-
-async def _until_end(ray: Any, serving: Any) -> Ending:
-    try:
-        reason = await _result(serving)
-        return Ending(reason, has_left=reason == LEFT)
-    except ray.exceptions.RayActorError as error:
-        last_line = str(error).strip().splitlines()[-1].strip()
-        return Ending(last_line.partition(". ")[0])  # the rest is a page of guesses
-    except ray.exceptions.RayTaskError as error:
-        return Ending(f"raised {type(error.cause).__name__}", str(error.cause), isinstance(error.cause, ConfigError))
-
-
-async def _result(reference: Any) -> Any:
-    return await reference
-
-
-def _require_reachable(address: str) -> None:
-    """Ray itself would try for many minutes."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise ConfigError(f"--address takes 'auto' or HOST:PORT, not {address!r}")
-    try:
-        socket.create_connection((host, int(port)), _CONNECT_TIMEOUT_S).close()
-    except (OSError, OverflowError) as error:
-        raise ConfigError(f"no Ray cluster answers at {address}: {error}") from error
-
-
-def _local_ray(plan: Plan, stack: ExitStack) -> Any:
-    scratch = Path(tempfile.mkdtemp(prefix="pdserve-", dir="/tmp"))  # short: Ray puts unix sockets below it
-    stack.callback(shutil.rmtree, scratch, ignore_errors=True)
-    # Ray's own services listen to everybody, and whoever may call them may run code here
-    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    return _init_ray(
-        "token",
-        num_cpus=len(plan.worker_names),
-        object_store_memory=_OBJECT_STORE_BYTES,
-        include_dashboard=False,
-        _temp_dir=str(scratch),
-    )
-
-
-def _init_ray(auth_mode: str, **options: Any) -> Any:
-    """Import and start or join Ray, quietly. Its settings are read at import, hence the order.
-
-    The authentication mode is always explicit: left unset, a local start writes a token file into the home folder.
-    """
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ.setdefault("RAY_AUTH_MODE", auth_mode)
-    import ray
-
-    try:
-        ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
-    except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
-        raise ConfigError(f"cannot start or join Ray: {str(error).strip().splitlines()[0]}") from error
-    return ray

@@ -9,14 +9,14 @@ from typing import Any
 import grpc
 
 from common.cluster_access import ClusterAccess, connect
-from common.errors import WorkerUnavailable
+from common.errors import WorkerLost, WorkerUnavailable
 from common.pb import serving_pb2 as pb
 from common.pb import serving_pb2_grpc
 from common.rpc import typed_errors
 
 CALL_TIMEOUT_S = 5.0
 # CANCELLED: it stopped while it was asked
-_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 
 async def cluster_status(control_address: str, access: ClusterAccess, timeout_s: float) -> pb.ClusterStatus:
@@ -43,6 +43,20 @@ async def drain_worker(control_address: str, access: ClusterAccess, worker_id: s
             await registry.DrainWorker(request, timeout=CALL_TIMEOUT_S)
 
 
+async def scale_pool(control_address: str, access: ClusterAccess, wish: pb.ScalePoolRequest) -> None:
+    """Returns once the supervisor has begun to add or to drain workers.
+
+    Raises: InvalidRequest when nothing could be served then, WorkerUnavailable when no supervisor is there.
+    """
+    async with connect(control_address, access) as channel:
+        registry: Any = serving_pb2_grpc.RegistryStub(channel)
+        try:
+            with typed_errors(f"the router at {control_address}"):
+                await registry.ScalePool(wish, timeout=2 * CALL_TIMEOUT_S)  # two calls, one behind the other
+        except WorkerLost as error:
+            raise WorkerUnavailable(f"no router answers at {control_address}") from error
+
+
 async def follow_status(
     control_address: str, access: ClusterAccess, every_s: float = 0.2
 ) -> AsyncGenerator[pb.ClusterStatus]:
@@ -53,6 +67,6 @@ async def follow_status(
             try:
                 yield await registry.GetClusterStatus(pb.ClusterStatusRequest(), timeout=2.0)
             except grpc.aio.AioRpcError as error:
-                if error.code() not in _AWAY:
+                if error.code() not in AWAY:
                     raise
             await asyncio.sleep(every_s)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cluster.plan import Plan
+from cluster.plan import LOOPBACK, Plan
 from cluster.up import CONFIG_NAME, living_runs
 from common.cluster_access import ClusterAccess
 from common.config import ServeConfig, load_config
@@ -21,24 +22,33 @@ class RunningDeployment:
 def find_running(config: ServeConfig, address: str | None, log_folder: Path | None) -> RunningDeployment:
     """log_folder: of its `pdserve up --logs`; it decides if given. address: of its control port; None: the config's.
 
-    A secret that no config names is the one of this user's run that has that port.
-    Raises: ConfigError.
+    What no config names is as in this user's run that has that port: its secret, and the host to which `--address`
+    moved the port. Raises: ConfigError.
     """
     if log_folder is not None:
         config = load_config(log_folder / CONFIG_NAME)
+    is_asked_for = address is not None or log_folder is not None or config.router.control_host != LOOPBACK
     address = address or Plan(config).control_address
     access = config.security.cluster_access()
-    if not access.secret:
-        access = replace(access, secret=_secret_of_run_at(int(address.rpartition(":")[2])))
+    run = next(_runs_at(int(address.rpartition(":")[2])), None)
+    if run is not None and not is_asked_for:
+        address = Plan(run.config).control_address
+    if run is not None and not access.secret:
+        access = replace(access, secret=run.secret)
     return RunningDeployment(address, access)
 
 
-def _secret_of_run_at(control_port: int) -> bytes:
+@dataclass(frozen=True)
+class _Run:
+    config: ServeConfig
+    secret: bytes
+
+
+def _runs_at(control_port: int) -> Iterator[_Run]:
     for run in living_runs():
         try:
             config = load_config(run / CONFIG_NAME)
             if config.router.control_port == control_port:
-                return config.cluster_secret()
+                yield _Run(config, config.cluster_secret())
         except ConfigError:  # it is just starting or ending
             continue
-    return b""

@@ -6,6 +6,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from cluster.pool_view import pool_views
 from cluster.registry_client import cluster_status
 from cluster.running import RunningDeployment
 from common.errors import UnprovenCaller
@@ -25,6 +26,9 @@ async def show_status(running: RunningDeployment, console: Console, timeout_s: f
     console.print(status_table(status))
     if status.pairs:
         console.print(pair_table(status))
+    for view in pool_views(status).values():
+        if view.num_wished or view.under_way:
+            console.print(str(view), highlight=False, markup=False, soft_wrap=True)
     for pair in status.pairs:
         if pair.reason:
             console.print(pair.reason, highlight=False, markup=False, soft_wrap=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from cluster.host import Ending, HostError, MemberSpec, WorkerHost
+from cluster.host import Ending, HostError, Member, MemberSpec, WorkerHost
 from common.errors import ConfigError
 
 
@@ -47,11 +47,28 @@ class MemberLeft:
     spec: MemberSpec
 
 
-MemberEvent = MemberStarting | MemberDied | MemberLeft
+@dataclass(frozen=True)
+class MemberDropped:
+    """An added worker that could not be started. Nothing depended on it yet."""
+
+    spec: MemberSpec
+    reason: str
+
+
+MemberEvent = MemberStarting | MemberDied | MemberLeft | MemberDropped
 
 
 class MemberGivenUp(Exception):
     """A member dies at every start. The message holds its last words."""
+
+
+@dataclass(frozen=True)
+class MemberState:
+    """A member that is kept alive, or one that is leaving."""
+
+    spec: MemberSpec
+    is_leaving: bool
+    obstacle: str  # why no process of it runs now, in words that follow its name; empty if one does
 
 
 @dataclass(frozen=True)
@@ -62,10 +79,23 @@ class Clock:
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
 
 
+@dataclass(eq=False)
+class _Kept:
+    spec: MemberSpec
+    is_essential: bool  # the deployment ends with it if it cannot be started
+    is_let_go: asyncio.Event = field(default_factory=asyncio.Event)
+    life: Member | None = None  # None: between two of them
+    obstacle: str = "starts"
+
+    def state(self) -> MemberState:
+        obstacle = self.obstacle if self.life is None else self.life.obstacle
+        return MemberState(self.spec, self.is_let_go.is_set(), obstacle)
+
+
 class Supervisor:
     """Owns the lives of all members. `run` lasts until it is cancelled; no member outlives it.
 
-    Routers are stopped first: what they still answer needs the workers.
+    Workers may be added and let go meanwhile. Routers are stopped first: what they still answer needs the workers.
     """
 
     def __init__(
@@ -79,6 +109,17 @@ class Supervisor:
         self._on_event = on_event
         self._backoff = backoff
         self._clock = clock
+        self._kept: dict[str, _Kept] = {}  # the oldest first
+        self._workers: asyncio.TaskGroup | None = None  # while more may be added
+
+    @property
+    def is_running(self) -> bool:
+        return self._workers is not None
+
+    @property
+    def members(self) -> list[MemberState]:
+        """The oldest first; none that has left."""
+        return [kept.state() for kept in self._kept.values()]
 
     async def run(self, specs: Sequence[MemberSpec]) -> None:
         """Raises: ConfigError or MemberGivenUp with the message of the member that cannot be started; the others
@@ -86,29 +127,59 @@ class Supervisor:
         try:
             async with asyncio.TaskGroup() as workers, asyncio.TaskGroup() as routers:
                 for spec in specs:
-                    group = routers if spec.role is None else workers
-                    group.create_task(self._keep_alive(spec), name=spec.name)
+                    self._keep(spec, routers if spec.role is None else workers, is_essential=True)
+                self._workers = workers
+                try:
+                    await asyncio.get_running_loop().create_future()  # until it is cancelled, or a member is hopeless
+                finally:
+                    self._workers = None
         except ExceptionGroup as failures:
             hopeless = failures.split((ConfigError, MemberGivenUp))[0]
             raise failures if hopeless is None else _first(hopeless) from None
 
-    async def _keep_alive(self, spec: MemberSpec) -> None:
+    def add(self, spec: MemberSpec) -> None:
+        """One more worker, while `run` runs. If it cannot be started it is dropped, and the others go on."""
+        assert self._workers is not None
+        self._keep(spec, self._workers, is_essential=False)
+
+    def let_go(self, name: str) -> None:
+        """It is drained and not started again; until it is gone it is a member."""
+        self._kept[name].is_let_go.set()
+
+    def _keep(self, spec: MemberSpec, group: asyncio.TaskGroup, *, is_essential: bool) -> None:
+        assert spec.name not in self._kept, f"{spec.name} still lives"
+        kept = self._kept[spec.name] = _Kept(spec, is_essential)
+        group.create_task(self._keep_alive(kept), name=spec.name)
+
+    async def _keep_alive(self, kept: _Kept) -> None:
+        try:
+            await self._restart(kept)
+            self._on_event(MemberLeft(kept.spec))
+        except (ConfigError, MemberGivenUp) as error:
+            if kept.is_essential:
+                raise
+            self._on_event(MemberDropped(kept.spec, str(error)))
+        finally:
+            del self._kept[kept.spec.name]
+
+    async def _restart(self, kept: _Kept) -> None:
+        """Again and again, until it is drained or let go."""
         num_deaths, was_healthy = 0, False
-        while True:
-            self._on_event(MemberStarting(spec))
+        while not kept.is_let_go.is_set():
+            self._on_event(MemberStarting(kept.spec))
             started_s = self._clock.now()
-            ending = await self._live_once(spec)
-            if ending.has_left and spec.role is not None:
-                self._on_event(MemberLeft(spec))
+            ending = await self._live_once(kept)
+            if kept.is_let_go.is_set() or (ending.has_left and kept.spec.role is not None):
                 return
             if self._clock.now() - started_s >= self._backoff.healthy_s:
                 num_deaths, was_healthy = 0, True
             num_deaths += 1
             if not was_healthy:
-                self._require_hope(spec, ending, num_deaths)
+                self._require_hope(kept.spec, ending, num_deaths)
             delay_s = self._backoff.delay_s(num_deaths)
-            self._on_event(MemberDied(spec, ending, delay_s))
-            await self._clock.sleep(delay_s)
+            self._on_event(MemberDied(kept.spec, ending, delay_s))
+            kept.obstacle = f"died ({ending.reason}) and starts again within {delay_s:.1f} s"
+            await _first_of(self._clock.sleep(delay_s), kept.is_let_go.wait())
 
     def _require_hope(self, spec: MemberSpec, ending: Ending, num_deaths: int) -> None:
         if ending.is_config_error:
@@ -116,15 +187,33 @@ class Supervisor:
         if num_deaths >= self._backoff.max_early_deaths:
             raise MemberGivenUp(f"{spec.name} died {num_deaths} times in a row ({ending.reason}): {_last_line(ending)}")
 
-    async def _live_once(self, spec: MemberSpec) -> Ending:
+    async def _live_once(self, kept: _Kept) -> Ending:
+        """Until it ends, or is let go and drained."""
         try:
-            member = await self._host.start(spec)
+            member = kept.life = await self._host.start(kept.spec)
         except HostError as error:
             return Ending(str(error))
+        ended = asyncio.ensure_future(member.ended())
         try:
-            return await member.ended()
-        finally:
+            await _first_of(ended, kept.is_let_go.wait())
+            if not kept.is_let_go.is_set():
+                return ended.result()
             await member.stop()
+            return Ending("let go", has_left=True)
+        finally:
+            await member.stop()  # also when draining it was cut short
+            kept.life = None
+
+
+async def _first_of(*awaitables: Awaitable[object]) -> None:
+    """Returns when one of them is done; the others are cancelled."""
+    tasks = [asyncio.ensure_future(awaitable) for awaitable in awaitables]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _first(failures: BaseExceptionGroup[Exception]) -> Exception:

@@ -55,16 +55,16 @@ def deploy(options: UpOptions, console: Console, work: Callable[[Plan, Display],
         display.settled(f"logs in {logs}")
         display.doing("starting")
         with with_secret(plan, logs) as plan:
-            plan, host = _host(options.ray_address, plan, logs)
+            plan, host = _host(options.ray_address, plan, logs, display)
             asyncio.run(until_signal(run_deployment(plan, host, display, work(plan, display))))
         display.settled("stopped")
 
 
-def _host(ray_address: str | None, plan: Plan, logs: Path) -> tuple[Plan, WorkerHost]:
+def _host(ray_address: str | None, plan: Plan, logs: Path, display: Display) -> tuple[Plan, WorkerHost]:
     if ray_address is not None:
         from cluster.ray_host import start_ray  # seconds to import, for those who ask for it
 
-        plan, ray_host = start_ray(ray_address, plan, logs)
+        plan, ray_host = start_ray(ray_address, plan, logs, display.doing)
         plan.write(logs / CONFIG_NAME)  # for `pdserve status`
         return plan, ray_host
     plan = with_free_ports(plan)

@@ -46,7 +46,8 @@ class RouterSection(Section):
     grpc_port: Port = 8001
     control_host: str = "127.0.0.1"  # of what administers: the two ports below; beyond loopback it needs a secret
     control_port: Port = 8002  # workers register here
-    metrics_port: Port = 9002  # /metrics, once `host` is beyond loopback; until then the HTTP port has it too
+    # /metrics and /dashboard, once `host` is beyond loopback or has several routers; until then the HTTP port has them
+    metrics_port: Port = 9002
     # that share the first two ports; each has the other two for itself, counted up from those
     processes: Annotated[int, Field(ge=1, le=64)] = 1
     policy: Literal["kv_aware", "least_loaded", "round_robin"] = "kv_aware"
@@ -65,6 +66,11 @@ class RouterSection(Section):
     def is_private(self) -> bool:
         """Whether clients are on this machine alone."""
         return is_loopback(self.host)
+
+    @property
+    def has_metrics_port(self) -> bool:
+        """Else the HTTP port serves what is on it: to this machine alone, and by this router alone."""
+        return not self.is_private or self.processes > 1
 
 
 class SloSection(Section):
@@ -87,6 +93,7 @@ class PoolSection(Section):
     # per step, prefill and decode together; default: 256 on a CPU, where it bounds the wait of a cancel, 2048 on CUDA
     max_num_batched_tokens: Annotated[int, Field(ge=1)] | None = None
     max_num_seqs: Annotated[int, Field(ge=1)] = 64  # running at once
+    metrics_port: Port = 0  # of each worker, at `host`; 0: any free one, which several workers on one host need
     # SIGTERM or `pdserve drain` → what still runs goes on elsewhere, and the worker is gone
     drain_timeout_s: Annotated[float, Field(ge=0)] = 30.0
 
@@ -112,6 +119,11 @@ class TransferSection(Section):
     self_test: bool = True
 
 
+class TelemetrySection(Section):
+    otlp_endpoint: str | None = None  # of a collector for traces, such as http://127.0.0.1:4318; needs pdserve[otel]
+    sample_share: Annotated[float, Field(ge=0, le=1)] = 1.0  # of the requests whose client began no trace of its own
+
+
 class ServeConfig(Section):
     model: ModelSection = ModelSection()
     router: RouterSection = RouterSection()
@@ -121,9 +133,14 @@ class ServeConfig(Section):
     colocated: PoolSection = PoolSection(replicas=0)
     transfer: TransferSection = TransferSection()
     security: SecuritySection = SecuritySection()
+    telemetry: TelemetrySection = TelemetrySection()
 
     def pool(self, role: Role) -> PoolSection:
         return {Role.PREFILL: self.prefill, Role.DECODE: self.decode, Role.COLOCATED: self.colocated}[role]
+
+    def with_threads(self, role: Role, num_threads: int) -> ServeConfig:
+        """For one worker whose share of the cores is another than its pool's."""
+        return self.model_copy(update={str(role): self.pool(role).model_copy(update={"num_threads": num_threads})})
 
     def cluster_secret(self) -> bytes:
         """Empty when none is configured. Raises: ConfigError when it cannot be read or is too short to be one."""

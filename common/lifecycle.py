@@ -62,6 +62,18 @@ _STAGE_ON_ENTRY = {
 }
 
 
+MAX_INTERVALS = 128  # that a timeline remembers one by one; a request that is tried again and again may have more
+
+
+@dataclass(frozen=True)
+class Interval:
+    """One stay in one stage, by the timeline's clock."""
+
+    stage: Stage
+    start_s: float
+    end_s: float
+
+
 class IllegalTransition(AssertionError):
     """A bug in the caller: the table does not allow this step."""
 
@@ -77,6 +89,8 @@ class Timeline:
     end_s: float | None = None
     num_output_tokens: int = 0
     stages: dict[Stage, float] = field(default_factory=dict)
+    intervals: list[Interval] = field(default_factory=list)  # the same, in order; the first MAX_INTERVALS
+    _last_token_s: float = field(init=False)
     _stage: Stage = Stage.QUEUE
     _stage_start_s: float = field(init=False)
 
@@ -100,10 +114,21 @@ class Timeline:
             self._close_stage()
             self._stage = stage
 
-    def count_token(self) -> None:
+    def count_token(self) -> float | None:
+        """The seconds since the token before; None: it is the first. Called for every token of every stream."""
+        now = self.clock()
         self.num_output_tokens += 1
         if self.first_token_s is None:
-            self.first_token_s = self.clock()
+            self.first_token_s = self._last_token_s = now
+            return None
+        gap_s = now - self._last_token_s
+        self._last_token_s = now
+        return gap_s
+
+    @property
+    def current(self) -> Interval:
+        """The stage that it is in, so far."""
+        return Interval(self._stage, self._stage_start_s, self.clock())
 
     @property
     def is_ended(self) -> bool:
@@ -127,5 +152,7 @@ class Timeline:
     def _close_stage(self) -> float:
         now = self.clock()
         self.stages[self._stage] = self.stages.get(self._stage, 0.0) + now - self._stage_start_s
+        if len(self.intervals) < MAX_INTERVALS:
+            self.intervals.append(Interval(self._stage, self._stage_start_s, now))
         self._stage_start_s = now
         return now

@@ -28,6 +28,9 @@ class LinkReport(Protocol):
     @property
     def speed(self) -> LinkSpeed | None: ...
 
+    @property
+    def num_bytes(self) -> int: ...
+
 
 class LinkSource(Protocol):
     """A KV sender or receiver."""
@@ -40,7 +43,7 @@ def link_statuses(source: LinkSource) -> list[pb.LinkStatus]:
 
 
 def _status(link: LinkReport) -> pb.LinkStatus:
-    status = pb.LinkStatus(peer_incarnation=link.peer, transport=link.transport)
+    status = pb.LinkStatus(peer_incarnation=link.peer, transport=link.transport, num_bytes=link.num_bytes)
     if link.speed is not None:
         status.bytes_per_s = link.speed.bytes_per_s
         status.round_trip_s = link.speed.round_trip_s

@@ -99,9 +99,11 @@ class WorkerOptions:
     name: str
     routers: list[str]
     role: Role
+    num_threads: int | None  # in place of the config's
 
     def config(self) -> ServeConfig:
-        return load_config(self.config_path)
+        config = load_config(self.config_path)
+        return config if self.num_threads is None else config.with_threads(self.role, self.num_threads)
 
 
 def worker_options(program: str, roles: tuple[Role, ...]) -> WorkerOptions:
@@ -112,9 +114,10 @@ def worker_options(program: str, roles: tuple[Role, ...]) -> WorkerOptions:
     parser.add_argument(
         "--router", action="append", help=f"a router's control address, once for each; default: {DEFAULT_ROUTER}"
     )
+    parser.add_argument("--num-threads", type=int, metavar="N", help="CPU threads; default: the config's")
     for role in roles[1:]:
         parser.add_argument(f"--{role}", action="store_const", const=role, dest="role", help=f"run as {role}")
     parser.set_defaults(role=roles[0])
     given = parser.parse_args()
     routers = given.router or [DEFAULT_ROUTER]
-    return WorkerOptions(given.config, given.name or f"{given.role}-0", routers, given.role)
+    return WorkerOptions(given.config, given.name or f"{given.role}-0", routers, given.role, given.num_threads)

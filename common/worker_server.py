@@ -19,8 +19,11 @@ from common.drain import Drain
 from common.kv_layout import KVLayout
 from common.link_status import LinkSource, link_statuses
 from common.membership import Membership, Report, ReportSource
+from common.metrics_server import MetricsServer
 from common.pb import serving_pb2 as pb
 from common.standard_services import add_standard_services
+from common.tracing import NO_TRACER, Tracer
+from common.worker_metrics import exposition
 
 logger = logging.getLogger(__name__)
 
@@ -38,13 +41,20 @@ class WorkerServer:
     """
 
     def __init__(
-        self, services: dict[str, Callable[[grpc.aio.Server], None]], drain: Drain, access: ClusterAccess
+        self,
+        services: dict[str, Callable[[grpc.aio.Server], None]],
+        drain: Drain,
+        access: ClusterAccess,
+        tracer: Tracer = NO_TRACER,
     ) -> None:
+        """tracer: closed at the end, so that the last spans are sent."""
         self._services = services
+        self._tracer = tracer
         self._drain = drain
         self._access = access
         self._server = new_cluster_server(access)
         self._memberships: list[Membership] = []
+        self._metrics: MetricsServer | None = None
 
     def bind(self, host: str) -> str:
         """Take a free port before serving; routers learn the address from the hello."""
@@ -61,6 +71,11 @@ class WorkerServer:
         ]
         logger.info("%s serves on %s, incarnation %s", hello.worker_id, hello.address, hello.incarnation)
 
+    async def serve_metrics(self, metrics: MetricsServer, status: StatusSource) -> None:
+        """Until `stop`, beside what is served over gRPC."""
+        self._metrics = metrics
+        await metrics.start(status.exposition)
+
     async def leave(self) -> None:
         """Leave the routers, so that nothing new arrives. Safe to call twice."""
         await asyncio.gather(*(membership.close() for membership in self._memberships))
@@ -68,7 +83,10 @@ class WorkerServer:
     async def stop(self) -> None:
         """End what is running, then the server."""
         await self.leave()
+        if self._metrics is not None:
+            await self._metrics.stop()
         await self._server.stop(STOP_GRACE_S)
+        await self._tracer.close()
 
     def _told_to_drain(self, timeout_s: float) -> None:
         self._drain.begin(timeout_s or None)
@@ -123,6 +141,7 @@ class LoadReports:
             role=ROLES[role],
             incarnation=identity.incarnation,
             address=identity.address,
+            metrics_address=identity.metrics_address,
             model=config.model.served_name,
             layout=self._source.layout.to_pb(),
             transport=config.transfer.transport,
@@ -136,10 +155,11 @@ class WorkerIdentity:
     name: str  # stable over restarts
     incarnation: str
     address: str
+    metrics_address: str
 
 
 class StatusSource:
-    """Answers GetStatus for either kind of worker."""
+    """What either kind of worker tells of itself: to GetStatus, and to Prometheus."""
 
     def __init__(
         self,
@@ -162,3 +182,6 @@ class StatusSource:
             uptime_s=time.monotonic() - self._start_s,
             links=link_statuses(self._links),
         )
+
+    async def exposition(self) -> bytes:
+        return exposition(await self.status())

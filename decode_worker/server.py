@@ -9,8 +9,10 @@ import grpc
 from common.config import Role, ServeConfig
 from common.drain import Drain
 from common.identity import new_incarnation
+from common.metrics_server import MetricsServer
 from common.model_source import resolve_model
 from common.pb import serving_pb2_grpc as pb_grpc
+from common.tracing import make_tracer
 from common.worker_server import LoadReports, StatusSource, WorkerIdentity, WorkerServer
 from decode_worker.intake import KVIntake
 from decode_worker.pair_check import PairCheck, PromptCapture
@@ -39,10 +41,13 @@ class DecodeServer:
     async def start(config: ServeConfig, name: str, routers: list[str], role: Role = Role.DECODE) -> DecodeServer:
         """Load the model, then serve and register. Raises: ConfigError, ModelError."""
         transfer_config = config.kv_transfer()  # a mistake in it is told before the model is loaded
+        tracer = make_tracer(config.telemetry, f"pdserve-{role}", name)
         access = config.security.cluster_access()
         pool = config.pool(role)
+        metrics = MetricsServer(pool.host, pool.metrics_port, f"{role}.metrics_port")
         path = await asyncio.to_thread(resolve_model, config.model.source)
         loaded = await asyncio.to_thread(build_engine, config.engine(role, path))
+        await asyncio.to_thread(loaded.warm_up)
         capture = PromptCapture(loaded)
         engine = AsyncEngine(loaded, tap=capture)
         incarnation = new_incarnation()
@@ -63,14 +68,16 @@ class DecodeServer:
             }
 
         def add_decode(grpc_server: grpc.aio.Server) -> None:
-            service = DecodeService(worker, pair_check, drain, StatusSource(hello, loads.measure, counters, receiver))
+            service = DecodeService(worker, pair_check, drain, status, tracer)
             pb_grpc.add_DecodeServicer_to_server(service, grpc_server)
 
         services = {"pdserve.v1.Decode": add_decode, "pdserve.v1.KVTransfer": receiver.add_to_server}
-        server = WorkerServer(services, drain, access)
+        server = WorkerServer(services, drain, access, tracer)
         address = server.bind(pool.host)
         await receiver.open(address)
-        hello = loads.hello(config, role, WorkerIdentity(name, incarnation, address))
+        hello = loads.hello(config, role, WorkerIdentity(name, incarnation, address, metrics.address))
+        status = StatusSource(hello, loads.measure, counters, receiver)
+        await server.serve_metrics(metrics, status)
         await server.start(hello, routers, loads)
         return DecodeServer(address, server, drain, engine, receiver)
 

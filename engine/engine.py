@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from math import ceil
 from typing import Protocol
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from common.block_hash import BlockHash
 from common.errors import InvalidRequest, PromptTooLong
 from common.kv_layout import KVLayout
-from common.sampling import FinishReason
+from common.sampling import FinishReason, SamplingParams
 from engine.batch import build_batch
 from engine.block_manager import CacheEvents, slot_mapping
 from engine.download import Download
@@ -25,6 +26,8 @@ from engine.sampler import Sampler
 from engine.scheduler import Scheduler
 from engine.sequence import SampledToken, ScheduledSequence, Sequence
 from engine.upload import upload
+
+WARM_UP_STREAMS = 16
 
 # Called with a layer's index: K and V of the scheduled tokens are in the cache for it, and will not change.
 OnLayerComputed = Callable[[int], None]
@@ -103,6 +106,37 @@ class Engine:
         scheduler.prompt_budget = pace.prompt_budget
         self.device = kv_cache.device
         self.num_steps = 0
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Before there is any sequence: what is done but once is done, and the first request finds the pace known.
+
+        The blocks that this writes to are nobody's yet.
+        """
+        num_blocks, block_size = self._kv_cache.shape.num_blocks, self._kv_cache.shape.block_size
+        most = min(self._pace.max_num_batched_tokens, self.limits.max_model_len, num_blocks * block_size)
+        num_streams = min(WARM_UP_STREAMS, most, num_blocks)
+        short, long = [max(2, most // 4)], [max(2, most)]
+        self._warm_up_step(short)
+        for prompts in (short, long):
+            self._pace.observe(sum(prompts), 0, self._warm_up_step(prompts))
+        for streams in ([1], [1] * num_streams):
+            self._pace.observe(0, len(streams), self._warm_up_step(streams))
+
+    def _warm_up_step(self, lengths: list[int]) -> float:
+        """How long a step takes, in seconds, with sequences of these lengths, all computed."""
+        start_s = time.perf_counter()
+        block_size, first_block = self._kv_cache.shape.block_size, 0
+        parts: list[ScheduledSequence] = []
+        for length in lengths:
+            sequence = Sequence([0] * length, SamplingParams(max_tokens=1, temperature=0.0))
+            end_block = first_block + ceil(length / block_size)
+            sequence.block_table = list(range(first_block, end_block))
+            parts.append(ScheduledSequence(sequence, 0, length))
+            first_block = end_block
+        batch = build_batch(parts, block_size, self._kv_cache.device)
+        self._sample(self._forward(batch, None), parts).tolist()
+        return time.perf_counter() - start_s
 
     # ---------------------------------------------------------------- sequences in
 

@@ -11,6 +11,8 @@ MIN_PROMPT_TOKENS = 16  # in a step that has any: prompts move on whatever the s
 GOAL_SHARE = 0.9  # of the goal is planned for; the rest is what the router and the wire add
 TRUSTED_SHARE = 4  # a rate counts once a step had a quarter of the tokens that a step may have
 DECODE_MEMORY, PROMPT_MEMORY = 0.98, 0.95  # what a point weighs after the next one: some 50 and 20 steps are remembered
+# Whatever disturbs a step makes it longer, so one that was much shorter than foreseen is the better witness.
+QUICK_SHARE, QUICK_MEMORY = 0.7, 0.6
 MIN_SPREAD = 0.01  # variance of x over its mean squared, below which points count as all the same
 
 
@@ -19,7 +21,7 @@ class Pace:
 
     def __init__(self, max_num_batched_tokens: int, tpot_goal_s: float | None = None) -> None:
         """tpot_goal_s: running streams' time between tokens, which prompts computed beside them should leave alone."""
-        self._max_num_batched_tokens = max_num_batched_tokens
+        self.max_num_batched_tokens = max_num_batched_tokens
         self._tpot_goal_s = tpot_goal_s
         self._decode_fit = LineFit(DECODE_MEMORY)
         self._prompt_fit = LineFit(PROMPT_MEMORY)
@@ -32,7 +34,7 @@ class Pace:
 
     def prompt_budget(self, num_decodes: int) -> int:
         """Prompt tokens that a step with as many decoding sequences may compute."""
-        room = self._max_num_batched_tokens - num_decodes
+        room = self.max_num_batched_tokens - num_decodes
         base_s, token_s = self._prompt_fit.line()
         if self._tpot_goal_s is None or num_decodes == 0 or token_s == 0:
             return room
@@ -41,7 +43,7 @@ class Pace:
 
     def prefill_s_per_token(self) -> float:
         """Of a full step without streams; 0 while no step was long enough to tell."""
-        most = self._max_num_batched_tokens
+        most = self.max_num_batched_tokens
         if self._prompt_fit.largest_x * TRUSTED_SHARE < most:
             return 0.0
         base_s, token_s = self._prompt_fit.line()
@@ -71,12 +73,14 @@ class LineFit:
 
     def add(self, x: float, y: float) -> None:
         """x > 0."""
+        intercept, slope = self.line()
+        memory = min(self.memory, QUICK_MEMORY) if y < QUICK_SHARE * (intercept + slope * x) else self.memory
         self.largest_x = max(self.largest_x, x)
-        self._weight = self.memory * self._weight + 1
-        self._x = self.memory * self._x + x
-        self._y = self.memory * self._y + y
-        self._xx = self.memory * self._xx + x * x
-        self._xy = self.memory * self._xy + x * y
+        self._weight = memory * self._weight + 1
+        self._x = memory * self._x + x
+        self._y = memory * self._y + y
+        self._xx = memory * self._xx + x * x
+        self._xy = memory * self._xy + x * y
 
     def line(self) -> tuple[float, float]:
         """Intercept and slope; zeros before the first point."""

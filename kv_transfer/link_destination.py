@@ -31,6 +31,7 @@ class DestinationLink:
         expected: Mapping[bytes, ExpectedTransfer],
         stats: TransferStats,
     ) -> None:
+        self.num_bytes = 0  # of payload that was accepted
         self._agreement = agreement
         self._codec = codec
         self._expected = expected
@@ -71,6 +72,7 @@ class DestinationLink:
         if is_accepted:
             self._stats.pieces += 1
             self._stats.bytes += header.num_bytes
+            self.num_bytes += header.num_bytes
             return None
         if header.ticket.transfer_id == PROBE_ID:
             return None

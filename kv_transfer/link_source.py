@@ -64,6 +64,7 @@ class SourceLink:
         self.agreement = agreement
         self.transport = channel.wire_name
         self.speed: LinkSpeed | None = None  # until measured
+        self.num_bytes = 0  # of payload, as it was sent
         self.progress = 0  # frames that have left or come; whoever waits for the link sees whether it moves
         self.frames: FrameQueue[Frame] = FrameQueue()
         self.backlog = Backlog(MAX_BACKLOG_BYTES, context.on_room)
@@ -106,6 +107,7 @@ class SourceLink:
     def settle(self, speed: LinkSpeed) -> None:
         """The link is measured: what it cannot send within BACKLOG_S is not queued on it."""
         self.speed = speed
+        self.num_bytes = 0  # of the measurement
         self.backlog.limit_bytes = min(max(MIN_BACKLOG_BYTES, int(speed.bytes_per_s * BACKLOG_S)), MAX_BACKLOG_BYTES)
 
     def forget(self, transfer: LinkedTransfer) -> None:
@@ -172,6 +174,7 @@ class SourceLink:
         transfer.headers.append(header)
         transfer.stats.pieces += 1
         transfer.stats.bytes += header.num_bytes
+        self.num_bytes += header.num_bytes
 
     def _commit_of(self, transfer: LinkedTransfer, first_token: int) -> pb.Commit:
         manifest = Manifest.of(transfer.headers, first_token, self.agreement.version)

@@ -56,7 +56,7 @@ class LinkReceiver:
         self._expected: dict[bytes, ExpectedTransfer] = {}
         self._links: dict[asyncio.Timeout, asyncio.Event] = {}  # how to end one → set when it has ended
         self._num_admitted = 0  # links whose sources have proved themselves
-        self._reports: dict[DestinationLink, LinkReport] = {}
+        self._admitted: dict[DestinationLink, tuple[str, str]] = {}  # its source's incarnation, and its transport
         self._is_closed = False
 
     def add_to_server(self, server: grpc.aio.Server) -> None:
@@ -75,7 +75,7 @@ class LinkReceiver:
         return Destination(self._endpoint.incarnation, tuple(self._offers), PROTOCOL_VERSION)
 
     def links(self) -> list[LinkReport]:
-        return list(self._reports.values())
+        return [LinkReport(peer, name, None, link.num_bytes) for link, (peer, name) in self._admitted.items()]
 
     def expect(self, transfer_id: bytes, num_tokens: int, skip_tokens: int, on_piece: OnPiece) -> ExpectedTransfer:
         if transfer_id in self._expected:
@@ -138,11 +138,11 @@ class LinkReceiver:
         with ExitStack() as admitted:
             landed = await self._handshake(channel, staging_device, admitted)
             link = DestinationLink(landed.agreement, landed.codec, self._expected, self.stats)
-            self._reports[link] = LinkReport(landed.agreement.source_incarnation, channel.wire_name, None)
+            self._admitted[link] = (landed.agreement.source_incarnation, channel.wire_name)
             try:
                 await _Conversation(channel, link, landed.ring, landed.freed).run()
             finally:
-                del self._reports[link]
+                del self._admitted[link]
                 link.drop()
 
     async def _handshake(

@@ -40,9 +40,10 @@ class LinkSender:
 
     def links(self) -> list[LinkReport]:
         return [
-            LinkReport(destination.incarnation, task.result().transport, task.result().speed)
+            LinkReport(destination.incarnation, link.transport, link.speed, link.num_bytes)
             for destination, task in self._links.items()
             if task.done() and not _is_dead(task)
+            for link in [task.result()]
         ]
 
     async def open(self, destination: Destination, ticket: Ticket) -> LinkedTransfer:

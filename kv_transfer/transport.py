@@ -146,6 +146,7 @@ class LinkReport:
     peer: str  # the other end's incarnation
     transport: str
     speed: LinkSpeed | None  # the source measures
+    num_bytes: int  # of payload that it has carried since it was made
 
 
 class OutgoingTransfer(Protocol):

@@ -12,8 +12,10 @@ from common.config import Role, ServeConfig
 from common.drain import Drain
 from common.identity import new_incarnation
 from common.kv_layout import KVLayout
+from common.metrics_server import MetricsServer
 from common.model_source import resolve_model
 from common.pb import serving_pb2_grpc as pb_grpc
+from common.tracing import make_tracer
 from common.transfer_config import TransferConfig
 from common.worker_server import LoadReports, StatusSource, WorkerIdentity, WorkerServer
 from engine.async_engine import AsyncEngine
@@ -43,10 +45,13 @@ class PrefillServer:
     ) -> PrefillServer:
         """Load the model, then serve and register. Raises: ConfigError, ModelError."""
         transfer_config = config.kv_transfer()  # a mistake in it is told before the model is loaded
+        tracer = make_tracer(config.telemetry, "pdserve-prefill", name)
         access = config.security.cluster_access()
         pool = config.pool(Role.PREFILL)
+        metrics = MetricsServer(pool.host, pool.metrics_port, "prefill.metrics_port")
         path = await asyncio.to_thread(resolve_model, config.model.source)
         loaded = await asyncio.to_thread(build_engine, config.engine(Role.PREFILL, path))
+        await asyncio.to_thread(loaded.warm_up)
         push = KVPush(loaded)
         engine = AsyncEngine(loaded, tap=push)
         incarnation = new_incarnation()
@@ -61,12 +66,13 @@ class PrefillServer:
             return {"prefills": worker.num_prefills, **sender.stats.as_counters(), **engine.counters()}
 
         def add_prefill(grpc_server: grpc.aio.Server) -> None:
-            service = PrefillService(worker, drain, StatusSource(hello, loads.measure, counters, sender))
-            pb_grpc.add_PrefillServicer_to_server(service, grpc_server)
+            pb_grpc.add_PrefillServicer_to_server(PrefillService(worker, drain, status, tracer), grpc_server)
 
-        server = WorkerServer({"pdserve.v1.Prefill": add_prefill}, drain, access)
+        server = WorkerServer({"pdserve.v1.Prefill": add_prefill}, drain, access, tracer)
         address = server.bind(pool.host)
-        hello = loads.hello(config, Role.PREFILL, WorkerIdentity(name, incarnation, address))
+        hello = loads.hello(config, Role.PREFILL, WorkerIdentity(name, incarnation, address, metrics.address))
+        status = StatusSource(hello, loads.measure, counters, sender)
+        await server.serve_metrics(metrics, status)
         await server.start(hello, routers, loads)
         return PrefillServer(address, server, drain, engine, sender)
 

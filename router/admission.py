@@ -29,7 +29,7 @@ class _Waiting:
     request: Request
     placed: asyncio.Future[Placement]
     cost: int  # prompt tokens to compute, less what is cached
-    is_retry: bool
+    must_be_in_time: bool = False  # also when its turn comes
 
     @property
     def tenant(self) -> str:
@@ -58,6 +58,10 @@ class Admission:
     def num_queued(self) -> int:
         return len(self._queue)
 
+    def require_room(self, tenant: str) -> None:
+        """Raises: QueueFull when whatever this tenant sends now would be refused."""
+        self._queue.require_room(tenant)
+
     @asynccontextmanager
     async def place(self, request: Request, *, is_retry: bool) -> AsyncIterator[Placement]:
         """Wait for room, then hold it for the length of the block. A retry goes before all others, whatever the queue's
@@ -67,14 +71,16 @@ class Admission:
         too late; WorkerLost when nothing that could serve is alive (for a retry: and none comes back).
         """
         cost = self._placer.uncached_tokens(request)
-        waiting = _Waiting(request, asyncio.get_running_loop().create_future(), cost, is_retry)
+        waiting = _Waiting(request, asyncio.get_running_loop().create_future(), cost)
         if is_retry:  # it has had its turn, and its client may be in the middle of an answer
             self._queue.push_retry(waiting)
         else:
             self._require_ready()
             tokens_ahead = self._queue.tokens_before(waiting)
-            ttft_s = self._placer.forecast_ttft_s(request, cost, tokens_ahead)
-            self._require_in_time(request, ttft_s, NEW_MARGIN, f"behind {tokens_ahead} prompt tokens in the queue")
+            waiting.must_be_in_time = tokens_ahead > 0 or not self._is_trial(waiting)
+            if waiting.must_be_in_time:
+                ttft_s = self._placer.forecast_ttft_s(request, cost, tokens_ahead)
+                self._require_in_time(request, ttft_s, NEW_MARGIN, f"behind {tokens_ahead} prompt tokens in the queue")
             for pushed_out in self._queue.push(waiting):
                 pushed_out.placed.set_exception(QueueFull("the queue is full, and most of it is yours; retry later"))
         try:
@@ -115,7 +121,7 @@ class Admission:
                 return
             self._queue.pop()
             try:
-                if not waiting.is_retry:
+                if waiting.must_be_in_time:
                     self._require_in_time(waiting.request, placement.ttft_s, TURN_MARGIN, "now that its turn has come")
             except WouldMissDeadline as error:
                 waiting.placed.set_exception(error)
@@ -136,13 +142,17 @@ class Admission:
         if reason is not None:
             raise WorkerLost(f"nothing can serve this request now: {reason}")
 
+    def _is_trial(self, waiting: _Waiting) -> bool:
+        """Whoever is refused is never measured, so a speed that was once too low would stay so for ever."""
+        return self._placer.is_doubtful(waiting.request, waiting.cost, self._ttft_limit_s(waiting.request))
+
     def _require_in_time(self, request: Request, ttft_s: float | None, margin: float, cause: str) -> None:
         """margin: what is predicted is taken for as many times longer. Raises: WouldMissDeadline."""
         limit_s = self._ttft_limit_s(request)
         if ttft_s is not None and ttft_s * margin > limit_s:
             error = WouldMissDeadline(
-                f"the first token would come {ttft_s:.1f} s after the request did, {cause}; "
-                f"at most {limit_s:.1f} s are allowed"
+                f"the first token would come {ttft_s:.3g} s after the request did, {cause}; "
+                f"at most {limit_s:.3g} s are allowed"
             )
             error.retry_after_s = max(1.0, ttft_s - limit_s)
             raise error

@@ -15,6 +15,7 @@ from common.sampling import FinishReason
 from router.detokenizer import Detokenizer
 from router.request import Request, TokenDelta
 from router.stop import StopStrings
+from router.tenant import Tenant
 from router.tokenizer import Tokenizer
 
 
@@ -27,6 +28,9 @@ class Pipeline(Protocol):
 
         Raises: a ServingError.
         """
+
+    def require_room(self, tenant: Tenant) -> None:
+        """Raises: QueueFull when whatever this tenant sends now would be refused."""
 
 
 class WorkerLimits(Protocol):

@@ -1,4 +1,4 @@
-"""OpenAI's HTTP API, plus /health and, where only this machine can call, /metrics."""
+"""OpenAI's HTTP API, plus /health and, where only this machine can call, what is in router/admin_pages.py."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from dataclasses import replace
 from functools import partial
 
 from fastapi import FastAPI, Request
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, Response
 
 from common.errors import InvalidRequest, UnknownModel, WorkerUnavailable
+from common.tracing import carrier_of
+from router.admin_pages import AdminPages
 from router.answer import AnswerDelta
 from router.frontend import Frontend
 from router.http_errors import add_error_handlers
@@ -30,7 +31,6 @@ from router.openapi import (
     ModelList,
     add_document,
     answering,
-    exposing,
     generating,
 )
 from router.priority_lanes import Priority
@@ -44,8 +44,8 @@ DEADLINE_DIGITS = 12
 _DEADLINE = re.compile(rf"0*[1-9][0-9]{{0,{DEADLINE_DIGITS - 1}}}", re.ASCII)
 
 
-def create_app(frontend: Frontend, metrics: CollectorRegistry | None) -> FastAPI:
-    """An ASGI app. It holds no state of its own and starts nothing. metrics: None where strangers may call."""
+def create_app(frontend: Frontend, admin_pages: AdminPages | None = None) -> FastAPI:
+    """An ASGI app. It holds no state of its own and starts nothing. admin_pages: None where strangers may call."""
     app = FastAPI(title="pdserve")
     app.add_middleware(
         BodyLimitMiddleware, limits=BodyLimits(frontend.max_request_bytes, MAX_BODIES_BYTES, BODY_TIMEOUT_S)
@@ -80,24 +80,10 @@ def create_app(frontend: Frontend, metrics: CollectorRegistry | None) -> FastAPI
             raise WorkerUnavailable(reason)
         return {"status": "ready", "model": frontend.model.name}
 
-    if metrics is not None:
-        add_metrics(app, metrics)
+    if admin_pages is not None:
+        admin_pages.add_to(app)
     add_document(app)
     return app
-
-
-def create_metrics_app(metrics: CollectorRegistry) -> FastAPI:
-    """Nothing but /metrics."""
-    app = FastAPI(title="pdserve metrics", openapi_url=None)
-    add_error_handlers(app)
-    add_metrics(app, metrics)
-    return app
-
-
-def add_metrics(app: FastAPI, metrics: CollectorRegistry) -> None:
-    @app.get("/metrics", response_class=PlainTextResponse, responses=exposing(CONTENT_TYPE_LATEST))
-    async def read_metrics() -> Response:
-        return Response(generate_latest(metrics), media_type=CONTENT_TYPE_LATEST)
 
 
 async def _answer(
@@ -106,7 +92,7 @@ async def _answer(
     body: CompletionBody | ChatBody,
     shape_of: Callable[[AnswerHead], AnswerShape],
 ) -> Response:
-    wish = replace(body.wish(_timeout_s(http)), priority=_priority(http))
+    wish = replace(body.wish(_timeout_s(http)), priority=_priority(http), caller=carrier_of(http.headers.items()))
     request = await frontend.accept(wish, http.state.request_id, http.state.tenant)
     shape = shape_of(AnswerHead(request.request_id, frontend.model.name, body.includes_usage))
     deltas = frontend.answer(request, wish)

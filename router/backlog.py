@@ -16,7 +16,7 @@ class PromptBacklog:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._reported = 0
-        self._reported_s = clock()
+        self._reported_s = self._busy_s = clock()
         self._given: dict[object, tuple[float, int]] = {}  # when, and how many tokens
 
     @property
@@ -29,9 +29,16 @@ class PromptBacklog:
         """By this router and not seen the end of, whatever has been computed of it."""
         return sum(tokens for _, tokens in self._given.values())
 
+    @property
+    def idle_s(self) -> float:
+        """Since it last had anything to compute."""
+        return 0.0 if self._given else self._clock() - self._busy_s
+
     def heard(self, uncached_tokens: int) -> None:
         self._reported = uncached_tokens
         self._reported_s = self._clock()
+        if uncached_tokens:
+            self._busy_s = self._reported_s
 
     @contextmanager
     def holding(self, num_tokens: int) -> Iterator[None]:
@@ -42,3 +49,4 @@ class PromptBacklog:
             yield
         finally:
             del self._given[key]
+            self._busy_s = self._clock()

@@ -35,8 +35,10 @@ class Frontend:
     async def accept(self, wish: Wish, request_id: str, tenant: Tenant) -> Request:
         """Validate and tokenize. Nothing is queued or reserved until the answer is iterated.
 
-        Raises: InvalidRequest and its kinds; WorkerUnavailable before any worker has registered.
+        Raises: InvalidRequest and its kinds; QueueFull if it is known by then; WorkerUnavailable before any worker has
+        registered.
         """
+        self.pipeline.require_room(tenant)
         return await Validator(self.tokenizer, self.model, self.request_timeout_s).request(wish, request_id, tenant)
 
     async def answer(self, request: Request, wish: Wish) -> AsyncGenerator[AnswerDelta, None]:

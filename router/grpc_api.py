@@ -14,6 +14,7 @@ from common.errors import DeadlineExceeded, InvalidRequest
 from common.pb import serving_pb2 as pb
 from common.pb import serving_pb2_grpc as pb_grpc
 from common.rpc import answering
+from common.tracing import carrier_of
 from router.answer import AnswerDelta
 from router.chat_template import ChatMessage
 from router.frontend import Frontend
@@ -43,7 +44,7 @@ class InferenceServicer(pb_grpc.InferenceServicer):
         async with answering(context):
             tenant = tenant_of(self._frontend.gate, context.invocation_metadata())
             self._require_small(message)
-            wish = _wish(message, context.time_remaining())
+            wish = _wish(message, context)
             request = await self._frontend.accept(wish, secrets.token_hex(12), tenant)
             await self._stream(request, wish, context)
 
@@ -78,7 +79,7 @@ class InferenceServicer(pb_grpc.InferenceServicer):
 STALL_S = 5.0  # after its deadline a stream may still take this long to reach a slow client
 
 
-def _wish(message: pb.GenerateRequest, timeout_s: float | None) -> Wish:
+def _wish(message: pb.GenerateRequest, context: Context) -> Wish:
     sampling = message.sampling
     return Wish(
         prompt=_prompt(message),
@@ -91,8 +92,9 @@ def _wish(message: pb.GenerateRequest, timeout_s: float | None) -> Wish:
         ignore_eos=sampling.ignore_eos,
         stop_token_ids=tuple(sampling.stop_token_ids),
         stop=tuple(message.stop),
-        timeout_s=timeout_s,
+        timeout_s=context.time_remaining(),
         priority=_priority(message),
+        caller=carrier_of(context.invocation_metadata()),
     )
 
 

@@ -49,13 +49,17 @@ async def _validation_error(request: Request, error: Exception) -> Response:
     return await _serving_error(request, _describe(error.errors()))
 
 
+# What the framework says of a body that it could not even decode.
+UNREADABLE = "There was an error parsing the body"
+
+
 async def _http_exception(request: Request, error: Exception) -> Response:
     """Raised by the framework, or where it lets only its own errors through: no such path, a body that is too large."""
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}"
     if error.status_code == Overloaded.http_status:
         return error_response(Overloaded(message))
-    if error.status_code == 400:  # the framework could not even decode the body
+    if error.detail == UNREADABLE:
         message = "the body must be JSON in UTF-8, and not nested hundreds of levels deep"
     return _json(InvalidRequest(message), error.status_code, error.headers)
 

@@ -9,12 +9,13 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from common.errors import ServingError
+from router.admin_pages import PATHS as ADMIN_PATHS
 from router.gate import Gate
 from router.http_errors import error_response
 from router.tenant import Tenant
 
 # For probes, scrapers and people; none of them tells anything of a tenant.
-OPEN_PATHS = frozenset({"/health", "/metrics", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"})
+OPEN_PATHS = frozenset({"/health", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json", *ADMIN_PATHS})
 
 
 class GateMiddleware:

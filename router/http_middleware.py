@@ -52,7 +52,7 @@ class BodyLimits:
 class BodyLimitMiddleware:
     """Refuses a body by the size that it announces, or stops reading it.
 
-    Raises: HTTPException 413, 408, 429, inside the app, so it has the app's shape.
+    Raises: HTTPException 400, 408, 413, 415, 429, inside the app, so it has the app's shape.
     """
 
     def __init__(self, app: ASGIApp, limits: BodyLimits) -> None:
@@ -64,7 +64,7 @@ class BodyLimitMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        body = _Body(receive, self._limits, _announced_bytes(scope))
+        body = _Body(receive, self._limits, Headers(scope=scope))
         num_counted = 0
 
         async def limited_receive() -> Message:
@@ -86,11 +86,11 @@ class BodyLimitMiddleware:
 class _Body:
     """One request's body on its way in. What comes after it, the client's departure, may take any time."""
 
-    def __init__(self, receive: Receive, limits: BodyLimits, announced_bytes: int) -> None:
+    def __init__(self, receive: Receive, limits: BodyLimits, headers: Headers) -> None:
         self._receive = receive
+        self._headers = headers
         self._limits = limits
         self._max_bytes = limits.max_bytes()
-        self._announced_bytes = announced_bytes
         self._deadline_s = asyncio.get_running_loop().time() + limits.timeout_s
         self._num_bytes = 0
         self._is_complete = False
@@ -98,7 +98,8 @@ class _Body:
     async def receive(self) -> Message:
         if self._is_complete:
             return await self._receive()
-        self._require_small(self._announced_bytes)
+        _require_plain(self._headers)
+        self._require_small(_announced_bytes(self._headers))
         try:
             async with asyncio.timeout_at(self._deadline_s):
                 message = await self._receive()
@@ -114,7 +115,16 @@ class _Body:
             raise HTTPException(413, f"the body is larger than {self._max_bytes} bytes")
 
 
-def _announced_bytes(scope: Scope) -> int:
-    given = Headers(scope=scope).get("Content-Length", "")
+def _require_plain(headers: Headers) -> None:
+    """A body that another server on the way may see end elsewhere (request smuggling, RFC 9112), or that is packed."""
+    if "Content-Length" in headers and "Transfer-Encoding" in headers:
+        message = "a request has a Content-Length or a Transfer-Encoding, not both"
+        raise HTTPException(400, message, {"Connection": "close"})
+    if headers.get("Content-Encoding", "identity") != "identity":
+        raise HTTPException(415, f"Content-Encoding {headers['Content-Encoding']!r} is not supported; send plain JSON")
+
+
+def _announced_bytes(headers: Headers) -> int:
+    given = headers.get("Content-Length", "")
     # of more digits the first ones are too many already; without any the body comes in chunks, and is counted
     return int(given[:20]) if given.isascii() and given.isdigit() else 0

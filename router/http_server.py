@@ -32,6 +32,7 @@ class HttpServer(uvicorn.Server):
             uvicorn.Config(
                 app,
                 http=GuardedH11Protocol,
+                ws="none",
                 h11_max_incomplete_event_size=MAX_HEADERS_BYTES,
                 log_config=None,
                 access_log=False,

@@ -13,6 +13,7 @@ from common.errors import ServingError, WorkerLost
 from common.pb import kv_transfer_pb2 as kv_pb
 from common.pb import serving_pb2 as pb
 from common.sampling import SamplingParams
+from common.tracing import NO_CARRIER, Carrier
 from router.worker import Worker
 
 E = TypeVar("E")
@@ -28,6 +29,7 @@ class Attempt:
     sampling: SamplingParams
     deadline_s: float  # time.monotonic()
     cache_salt: bytes = b""  # prompts of different salts never share cached KV
+    trace: Carrier = NO_CARRIER  # that the workers' spans are part of
 
     @property
     def timeout_s(self) -> float:
@@ -69,6 +71,7 @@ async def decode_leg(worker: Worker, attempt: Attempt, *, compute_prompt: bool) 
             cache_salt=attempt.cache_salt,
         ),
         timeout=attempt.timeout_s,
+        metadata=attempt.trace,
     )
     try:
         async with aclosing(_events_of(worker, call)) as events:
@@ -126,6 +129,7 @@ async def prefill_events(
             cache_salt=attempt.cache_salt,
         ),
         timeout=attempt.timeout_s,
+        metadata=attempt.trace,
     )
     try:
         with worker.called():

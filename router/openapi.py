@@ -16,6 +16,7 @@ REFUSALS = {
     404: "The model is not served here.",
     408: "The body did not arrive in time.",
     413: "The body is longer than any prompt that fits the model.",
+    415: "The body is packed.",
     429: "Over a limit, or the queue is full; see `Retry-After`.",
     500: "Our mistake.",
     503: "No worker can serve it now; see `Retry-After`.",

@@ -16,17 +16,19 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
-from common.errors import DeadlineExceeded, NoFreeBlocks, ServingError, WorkerDraining, WorkerLost
+from common.errors import DeadlineExceeded, NoFreeBlocks, QueueFull, ServingError, WorkerDraining, WorkerLost
 from common.identity import new_transfer_id
 from common.lifecycle import Stage, State
 from common.pb import serving_pb2 as pb
 from common.sampling import FinishReason
+from common.tracing import NO_TRACER, Attributes, Tracer
 from router.admission import Admission
 from router.legs import Attempt, DecodeLeg, decode_leg, prefill_events
 from router.metrics import RouterMetrics
 from router.placement import Placement
 from router.request import Request, TokenDelta
 from router.retries import RETRIED, GivenUp, Retries
+from router.tenant import Tenant
 
 # A worker that turned out full says so again until it has freed something: about a heartbeat.
 FULL_WORKER_PAUSE_S = 0.25
@@ -35,11 +37,14 @@ Emit = Callable[[TokenDelta], None]
 
 
 class RequestPipeline:
-    def __init__(self, admission: Admission, metrics: RouterMetrics, retries: Retries) -> None:
+    def __init__(
+        self, admission: Admission, metrics: RouterMetrics, retries: Retries, tracer: Tracer = NO_TRACER
+    ) -> None:
         self._admission = admission
+        self._tracer = tracer
         self._metrics = metrics
         self._retries = retries
-        self._journeys: set[asyncio.Task[None]] = set()
+        self._journeys: dict[asyncio.Task[None], Request] = {}
         self._is_draining = False
         self._is_closing = False
 
@@ -51,14 +56,26 @@ class RequestPipeline:
         deltas: asyncio.Queue[TokenDelta | None] = asyncio.Queue()
         journey = asyncio.create_task(self._journey(request, deltas.put_nowait), name=request.request_id)
         journey.add_done_callback(lambda _: deltas.put_nowait(None))
-        self._journeys.add(journey)
+        self._journeys[journey] = request
         try:
             while (delta := await deltas.get()) is not None:
                 yield delta
             await journey
         finally:
-            self._journeys.discard(journey)
+            del self._journeys[journey]
             await _end(journey)
+
+    def running(self) -> list[Request]:
+        """From their first wait in the queue on."""
+        return list(self._journeys.values())
+
+    def require_room(self, tenant: Tenant) -> None:
+        """Before a prompt costs anything. Raises: QueueFull when whatever this tenant sends now would be refused."""
+        try:
+            self._admission.require_room(tenant.name)
+        except QueueFull as error:
+            self._metrics.refusals.labels(type(error).__name__).inc()
+            raise
 
     def begin_drain(self) -> None:
         """From now on new requests are refused with a typed error; those that run go on."""
@@ -68,10 +85,13 @@ class RequestPipeline:
         """The router stops: every running request ends with a typed error, and new ones do too."""
         self._is_closing = True
         await _end(*self._journeys)
+        await self._tracer.close()
 
     async def _journey(self, request: Request, emit: Emit) -> None:
         """One request from QUEUED to its end, which is recorded here and nowhere else."""
         timeline = request.timeline
+        span = self._tracer.begin("request", request.caller, timeline.arrival_s)
+        request.caller = span.carrier
         error: ServingError | None = None
         try:
             self._require_open(is_new=True)
@@ -87,6 +107,7 @@ class RequestPipeline:
             if timeline.num_output_tokens:
                 self._retries.answered()
             self._metrics.record(request, error)
+            span.end(timeline.intervals, _attributes(request), type(error).__name__ if error else "")
 
     async def _answer_in_time(self, request: Request, emit: Emit) -> None:
         """Raises: a ServingError also when the deadline passes or the router stops; CancelledError: the client left."""
@@ -111,7 +132,7 @@ class RequestPipeline:
 
         def emit_once(delta: TokenDelta) -> None:
             emitted.append(delta.token_id)
-            request.timeline.count_token()
+            self._metrics.note_token(request.timeline, request.timeline.count_token())
             emit(delta)
 
         is_retry = False
@@ -265,7 +286,24 @@ def _attempt_at(request: Request, emitted: list[int]) -> Attempt:
         sampling=replace(request.sampling, max_tokens=request.sampling.max_tokens - len(emitted)),
         deadline_s=request.deadline_s,
         cache_salt=request.tenant.cache_salt,
+        trace=request.caller,
     )
+
+
+def _attributes(request: Request) -> Attributes:
+    """What its span says of it, by OpenTelemetry's own names for generative AI where there are some."""
+    return {
+        "gen_ai.usage.input_tokens": len(request.prompt_token_ids),
+        "gen_ai.usage.output_tokens": request.timeline.num_output_tokens,
+        "pdserve.request_id": request.request_id,
+        "pdserve.state": request.timeline.state,
+        "pdserve.placement": request.placement,
+        "pdserve.prefill_worker": request.prefill_worker,
+        "pdserve.decode_worker": request.decode_worker,
+        "pdserve.cached_tokens": request.cached_tokens,
+        "pdserve.attempts": request.attempts,
+        "pdserve.migrations": request.migrations,
+    }
 
 
 def _note_cached(request: Request, num_tokens: int) -> None:

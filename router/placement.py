@@ -18,6 +18,7 @@ from router.registry import Registry
 from router.request import Request
 from router.worker import Worker
 
+DOUBT_S = 2.0  # since a worker last computed a prompt: then its speed may be another
 HANDOFF_MEMORY = 0.9  # what the handoffs seen so far weigh beside the next one
 
 
@@ -105,6 +106,16 @@ class Placer:
             return None
         compute_s = uncached_tokens * min(lane.s_per_token for lane in lanes)
         return age_s(request) + start_s(lanes, tokens_ahead) + compute_s
+
+    def is_doubtful(self, request: Request, uncached_tokens: int, limit_s: float) -> bool:
+        """Whether what is known of some worker's speed may be out of date: it has had nothing to compute for a while,
+        and at its best it would give the first token within `limit_s` of arrival."""
+        return any(
+            worker.prompts.idle_s >= DOUBT_S
+            and worker.best_s_per_token is not None
+            and age_s(request) + uncached_tokens * worker.best_s_per_token <= limit_s
+            for worker in self._computing()
+        )
 
     def _remote(self, request: Request, decoders: Sequence[Worker]) -> _RemoteCandidate | None:
         senders = self._senders(decoders)

@@ -25,7 +25,7 @@ class Security:
 @dataclass(frozen=True)
 class RouterPorts:
     http: socket.socket
-    metrics: socket.socket | None  # None: the HTTP port has them too
+    metrics: socket.socket | None  # of router/admin_pages.py; None: the HTTP port has them too
     http_url: str
     metrics_url: str
     grpc: str
@@ -40,7 +40,7 @@ def take_ports(section: RouterSection, security: Security, public: grpc.aio.Serv
     http = _listen(section.host, section.http_port, "http_port", shares_port=section.processes > 1)
     certificate = security.certificate
     http_url = _url("http" if certificate is None else "https", http)
-    metrics = None if section.is_private else _listen(section.control_host, section.metrics_port, "metrics_port")
+    metrics = _listen(section.control_host, section.metrics_port, "metrics_port") if section.has_metrics_port else None
     credentials = None if certificate is None else certificate.grpc_credentials()
     return RouterPorts(
         http,

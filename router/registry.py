@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -20,6 +21,7 @@ from router.pairs import Pair, Standing, new_pair
 from router.prefix_index import PrefixIndex
 from router.prompt_hashes import PromptHashes
 from router.readiness import Readiness
+from router.supervision import Supervision
 from router.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -204,11 +206,18 @@ def _obstacle(pairs: list[Pair]) -> str:
 
 
 class RegistryService(pb_grpc.RegistryServicer):
-    """Register: membership lasts exactly as long as the stream. The rest: for `pdserve status` and `drain`."""
+    """Register: membership lasts exactly as long as the stream. Supervise: for `pdserve up`. The rest: for people."""
 
-    def __init__(self, registry: Registry, status: Callable[[], pb.ClusterStatus], access: ClusterAccess) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        status: Callable[[], pb.ClusterStatus],
+        supervision: Supervision,
+        access: ClusterAccess,
+    ) -> None:
         self._registry = registry
         self._status = status
+        self._supervision = supervision
         self._access = access
         self._incarnation = new_incarnation()
 
@@ -243,3 +252,17 @@ class RegistryService(pb_grpc.RegistryServicer):
         async with answering(context):
             self._registry.drain(request.worker_id, request.timeout_s)
         return pb.DrainWorkerReply()
+
+    async def Supervise(
+        self, requests: AsyncIterator[pb.SupervisorReport], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[pb.ScaleOrder]:
+        async with aclosing(self._supervision.supervise(requests)) as orders:
+            async for order in orders:
+                yield order
+
+    async def ScalePool(
+        self, request: pb.ScalePoolRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.ScalePoolReply:
+        async with answering(context):
+            await self._supervision.scale(request)
+        return pb.ScalePoolReply()

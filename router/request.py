@@ -8,6 +8,7 @@ from functools import cached_property
 
 from common.lifecycle import Timeline
 from common.sampling import FinishReason, SamplingParams
+from common.tracing import NO_CARRIER, Carrier
 from router.priority_lanes import Priority
 from router.prompt_hashes import PromptHashes
 from router.tenant import ANONYMOUS, Tenant
@@ -32,6 +33,7 @@ class Request:
     tenant: Tenant = ANONYMOUS
     priority: Priority = Priority.NORMAL
     timeline: Timeline = field(default_factory=lambda: Timeline(time.monotonic))
+    caller: Carrier = NO_CARRIER  # the client's trace; once it is served, our span in it
     prefill_worker: str = ""  # empty: the decode worker computed the prompt
     decode_worker: str = ""
     placement: str = ""  # who computed the prompt and why, such as "decode: short_prompt"

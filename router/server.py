@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 import time
+from collections.abc import Coroutine
+from typing import Any
 
 import grpc
-from prometheus_client import CollectorRegistry
 
 from common.cluster_access import bind_cluster_port, new_cluster_server
 from common.config import RouterSection, ServeConfig
@@ -17,9 +19,13 @@ from common.pb import serving_pb2 as pb
 from common.pb import serving_pb2_grpc as pb_grpc
 from common.process import allow_many_connections
 from common.standard_services import add_standard_services
+from common.tracing import make_tracer
+from router.admin_pages import AdminPages, create_admin_app
 from router.admission import Admission
 from router.answer import ServedModel
-from router.api import create_app, create_metrics_app
+from router.api import create_app
+from router.cluster_metrics import ClusterCollector
+from router.dashboard.state import Dashboard
 from router.frontend import Frontend
 from router.gate import make_gate
 from router.grpc_api import InferenceServicer
@@ -34,6 +40,7 @@ from router.ports import RouterPorts, Security, take_ports
 from router.prefix_index import PrefixIndex
 from router.registry import Registry, RegistryService
 from router.retries import Retries, RetryBudget
+from router.supervision import Supervision
 from router.tokenizer import load_tokenizer
 from router.waiting_line import QueueBounds
 
@@ -73,6 +80,7 @@ class RouterServer:
             asyncio.create_task(server.serve(sockets=[socket]), name="http")
             for server, socket in zip(http_servers, sockets, strict=True)
         ]
+        self._background: list[asyncio.Task[None]] = []
         self.http_url = ports.http_url
         self.metrics_url = ports.metrics_url
         self.grpc_address = ports.grpc
@@ -83,6 +91,7 @@ class RouterServer:
         """Load the tokenizer, take the ports, serve. Raises: ConfigError, ModelError."""
         allow_many_connections()
         security = Security(config.security.certificate(), config.control_access())
+        tracer = make_tracer(config.telemetry, "pdserve-router", f"router-{os.getpid()}")
         path = await asyncio.to_thread(resolve_model, config.model.source)
         tokenizer = await asyncio.to_thread(load_tokenizer, path)
         metrics = RouterMetrics()
@@ -101,11 +110,15 @@ class RouterServer:
         )
         admission = Admission(registry, Placer(registry, policies, goals), bounds, config.slo.ttft_s)
         retries = Retries(RetryBudget(), metrics, config.router.max_attempts, registry.transfer_ended)
-        pipeline = RequestPipeline(admission, metrics, retries)
+        pipeline = RequestPipeline(admission, metrics, retries, tracer)
         model = ServedModel(config.model.served_name, registry)
         gate = make_gate(config, lambda error: metrics.refusals.labels(type(error).__name__).inc())
         frontend = Frontend(pipeline, tokenizer, model, config.router.request_timeout_s, gate)
-        status = ClusterStatusSource(model, registry, admission)
+        supervision = Supervision()
+        status = ClusterStatusSource(model, registry, admission, supervision)
+        metrics.registry.register(ClusterCollector(status))
+        dashboard = Dashboard(status, metrics.registry, pipeline.running)
+        metrics.on_ended = dashboard.request_ended
 
         shares_ports = config.router.processes > 1
         servers = {
@@ -119,7 +132,7 @@ class RouterServer:
             ports = None if shares_ports else take_ports(config.router, security, servers["public"], control)
             pb_grpc.add_InferenceServicer_to_server(InferenceServicer(frontend), servers["public"])
             pb_grpc.add_RegistryServicer_to_server(
-                RegistryService(registry, status, security.access), servers["control"]
+                RegistryService(registry, status, supervision, security.access), servers["control"]
             )
             await add_standard_services(servers["public"], ["pdserve.v1.Inference"])
             await add_standard_services(servers["control"], ["pdserve.v1.Registry"])
@@ -131,13 +144,19 @@ class RouterServer:
         except BaseException:
             await asyncio.gather(*(server.stop(None) for server in servers.values()))
             raise
-        http_servers = _http_servers(frontend, metrics.registry, security, config.router)
+        pages = AdminPages(metrics.registry, status, dashboard)
+        http_servers = _http_servers(frontend, pages, security, config.router)
         router = RouterServer(config.router, pipeline, checker, http_servers, servers, ports)
+        router.keep_running(dashboard.run())
         async with asyncio.timeout(HTTP_START_S):
             for http in http_servers:
                 await http.is_ready.wait()
         logger.info("serving %s on %s, gRPC %s, control %s", model.name, ports.http_url, ports.grpc, ports.control)
         return router
+
+    def keep_running(self, work: Coroutine[Any, Any, None]) -> None:
+        """Beside everything else, until `stop`."""
+        self._background.append(asyncio.create_task(work))
 
     def begin_drain(self) -> None:
         """The public ports close, so that whoever shares them gets the new connections; answers that run end first."""
@@ -167,6 +186,8 @@ class RouterServer:
 
     async def stop(self) -> None:
         """End every request with a typed error, let the answers out, then close the ports."""
+        for task in self._background:
+            task.cancel()
         await self._checker.close()
         await self._pipeline.close()
         for http in self._http_servers:
@@ -181,10 +202,11 @@ class RouterServer:
 class ClusterStatusSource:
     """What `pdserve status` shows."""
 
-    def __init__(self, model: ServedModel, registry: Registry, admission: Admission) -> None:
+    def __init__(self, model: ServedModel, registry: Registry, admission: Admission, supervision: Supervision) -> None:
         self._model = model
         self._registry = registry
         self._admission = admission
+        self._supervision = supervision
         self._start_s = time.monotonic()
 
     def __call__(self) -> pb.ClusterStatus:
@@ -199,16 +221,17 @@ class ClusterStatusSource:
             num_queued=self._admission.num_queued,
             num_active=self._admission.num_placed,
             uptime_s=time.monotonic() - self._start_s,
+            pools=self._supervision.pools,
             clock_s=time.time(),
         )
 
 
 def _http_servers(
-    frontend: Frontend, metrics: CollectorRegistry, security: Security, section: RouterSection
+    frontend: Frontend, pages: AdminPages, security: Security, section: RouterSection
 ) -> list[HttpServer]:
     tls = None if security.certificate is None else security.certificate.http_context()
-    if section.is_private:
-        return [HttpServer(create_app(frontend, metrics), tls)]
-    if tls is None:
+    if not section.has_metrics_port:
+        return [HttpServer(create_app(frontend, pages), tls)]
+    if tls is None and not section.is_private:
         logger.warning("%s can be reached from other machines, without TLS: set security.tls", section.host)
-    return [HttpServer(create_app(frontend, None), tls), HttpServer(create_metrics_app(metrics))]
+    return [HttpServer(create_app(frontend), tls), HttpServer(create_admin_app(pages))]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from common.errors import InvalidRequest, PromptTooLong, UnknownModel, WorkerUnavailable
 from common.lifecycle import Timeline
 from common.sampling import MAX_SEED, SamplingParams
+from common.tracing import NO_CARRIER, Carrier
 from router.answer import ServedModel
 from router.chat_template import ChatMessage
 from router.priority_lanes import Priority
@@ -41,6 +42,7 @@ class Wish:
     stop: Sequence[str] = ()
     timeout_s: float | None = None  # never more than the router's own
     priority: Priority = Priority.NORMAL
+    caller: Carrier = NO_CARRIER  # of the client's trace
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class Validator:
         )
         timeout_s = self.request_timeout_s if wish.timeout_s is None else min(wish.timeout_s, self.request_timeout_s)
         deadline_s = timeline.arrival_s + timeout_s
-        return Request(request_id, token_ids, sampling, deadline_s, tenant, wish.priority, timeline)
+        return Request(request_id, token_ids, sampling, deadline_s, tenant, wish.priority, timeline, wish.caller)
 
     def _require_served(self, model: str | None) -> None:
         if model is not None and model != self.model.name:

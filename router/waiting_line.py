@@ -40,6 +40,11 @@ class WaitingLine(Generic[T]):
         self._fair.push(entry)
         return pushed_out
 
+    def require_room(self, tenant: str) -> None:
+        """Raises: QueueFull when it would be raised for the shortest prompt of this tenant."""
+        if len(self._fair) >= self._bounds.max_requests:
+            self._require_less(tenant, cost=1)
+
     def push_retry(self, entry: T) -> None:
         self._retries[entry] = None
 
@@ -70,15 +75,19 @@ class WaitingLine(Generic[T]):
         return fits and len(self._fair) < self._bounds.max_requests
 
     def _make_room(self, entry: T) -> list[T]:
-        heaviest = self._fair.heaviest()
-        # what leaves for it is no more than it brings and one prompt: then the heaviest is still the heavier of the two
-        never_fits = entry.cost > self._bounds.max_tokens
-        if never_fits or self._fair.tokens_of(heaviest) < self._fair.tokens_of(entry.tenant) + 2 * entry.cost:
-            waiting = f"{len(self._fair)} requests with {self._fair.num_tokens} prompt tokens"
-            raise QueueFull(f"{waiting} are already waiting; retry later")
+        self._require_less(entry.tenant, entry.cost)
         pushed_out: list[T] = []
-        for newest in self._fair.newest_first(heaviest):
+        for newest in self._fair.newest_first(self._fair.heaviest()):
             pushed_out.append(newest)
             if self._has_room(entry):
                 break
         return pushed_out
+
+    def _require_less(self, tenant: str, cost: int) -> None:
+        """Than the heaviest has; what leaves for such a prompt is no more than it brings and one prompt: then the
+        heaviest is still the heavier of the two. Raises: QueueFull."""
+        heaviest = self._fair.heaviest()
+        never_fits = cost > self._bounds.max_tokens
+        if never_fits or self._fair.tokens_of(heaviest) < self._fair.tokens_of(tenant) + 2 * cost:
+            waiting = f"{len(self._fair)} requests with {self._fair.num_tokens} prompt tokens"
+            raise QueueFull(f"{waiting} are already waiting; retry later")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,6 +41,7 @@ class Worker:
         self.breaker = Breaker(time.monotonic)  # of its only leg: prefill or decode
         self.num_assigned = 0
         self.prompts = PromptBacklog(time.monotonic)
+        self.best_s_per_token: float | None = None  # of prompts, the least that it has told
         self.assigned_tokens = 0  # theirs, as WorkerSnapshot counts them
         self._channel = connect(hello.address, access)
         self.prefill = pb_grpc.PrefillStub(self._channel)
@@ -84,6 +86,8 @@ class Worker:
         load.ClearField("evicted_blocks")
         self.load = load
         self.prompts.heard(load.uncached_tokens)
+        if load.prefill_s_per_token > 0:
+            self.best_s_per_token = min(load.prefill_s_per_token, self.best_s_per_token or math.inf)
         self.heartbeat_s = time.monotonic()
         self.clock_skew_s = load.clock_s - time.time()
         self.is_suspect = False

@@ -38,6 +38,7 @@ from loadgen.report import comparison_report, single_report
 from loadgen.results import Results
 from loadgen.session import Session
 from loadgen.sweep_report import sweep_report
+from loadreport.chrome import results_trace
 from loadreport.page import page
 from servingbench.client import BenchFailed
 
@@ -133,6 +134,8 @@ def _report(options: Options, results: Results) -> None:
         write_csv(results, options.outputs.csv)
     if options.outputs.html is not None:
         options.outputs.html.write_text(page(results), encoding="utf-8")
+    if options.outputs.chrome_trace is not None:
+        options.outputs.chrome_trace.write_text(json.dumps(results_trace(results)) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -120,9 +120,10 @@ def test_common_and_router_never_import_torch(package: str) -> None:
 @pytest.mark.parametrize(
     ("module", "absent"),
     [
-        ("router.server", ["torch", "ray", "engine", "kv_transfer"]),
+        ("router.server", ["torch", "ray", "engine", "kv_transfer", "opentelemetry.sdk"]),
         ("engine.build", ["pydantic", "fastapi", "ray", "gguf", "triton"]),
         ("kv_transfer.factory", ["pydantic", "fastapi", "ray", "gguf"]),
+        ("prefill_worker.server", ["fastapi", "uvicorn", "opentelemetry.sdk"]),
         ("cluster.cli", ["torch", "ray", "fastapi", "transformers"]),
     ],
 )

@@ -17,7 +17,7 @@ def settings() -> dict[str, object]:
     config = ServeConfig()
     return {
         f"{name}.{key}": getattr(section, key)
-        for name in ("model", "router", "slo", "prefill", "transfer", "security")
+        for name in ("model", "router", "slo", "prefill", "transfer", "security", "telemetry")
         if isinstance(section := getattr(config, name), BaseModel)
         for key in type(section).model_fields
     }

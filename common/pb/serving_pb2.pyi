@@ -286,7 +286,7 @@ class WorkerReport(_message.Message):
     def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
-    __slots__ = ("worker_id", "role", "incarnation", "address", "model", "layout", "vocab_size", "max_model_len", "max_num_seqs", "kv_capacity_tokens", "transport", "block_size", "wire_dtype")
+    __slots__ = ("worker_id", "role", "incarnation", "address", "model", "layout", "vocab_size", "max_model_len", "max_num_seqs", "kv_capacity_tokens", "transport", "block_size", "metrics_address", "wire_dtype")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -299,6 +299,7 @@ class WorkerHello(_message.Message):
     KV_CAPACITY_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     WIRE_DTYPE_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: Role
@@ -312,8 +313,9 @@ class WorkerHello(_message.Message):
     kv_capacity_tokens: int
     transport: str
     block_size: int
+    metrics_address: str
     wire_dtype: str
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., layout: _Optional[_Union[_kv_transfer_pb2.KVLayout, _Mapping]] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., kv_capacity_tokens: _Optional[int] = ..., transport: _Optional[str] = ..., block_size: _Optional[int] = ..., wire_dtype: _Optional[str] = ...) -> None: ...
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., layout: _Optional[_Union[_kv_transfer_pb2.KVLayout, _Mapping]] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., kv_capacity_tokens: _Optional[int] = ..., transport: _Optional[str] = ..., block_size: _Optional[int] = ..., metrics_address: _Optional[str] = ..., wire_dtype: _Optional[str] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
     __slots__ = ("num_waiting", "num_running", "num_reserved", "uncached_tokens", "free_blocks", "total_blocks", "stored_blocks", "evicted_blocks", "links", "prefill_s_per_token", "decode_step_s", "is_draining", "clock_s")
@@ -346,16 +348,18 @@ class WorkerLoad(_message.Message):
     def __init__(self, num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_reserved: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., stored_blocks: _Optional[_Iterable[bytes]] = ..., evicted_blocks: _Optional[_Iterable[bytes]] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., prefill_s_per_token: _Optional[float] = ..., decode_step_s: _Optional[float] = ..., is_draining: _Optional[bool] = ..., clock_s: _Optional[float] = ...) -> None: ...
 
 class LinkStatus(_message.Message):
-    __slots__ = ("peer_incarnation", "transport", "bytes_per_s", "round_trip_s")
+    __slots__ = ("peer_incarnation", "transport", "bytes_per_s", "round_trip_s", "num_bytes")
     PEER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     ROUND_TRIP_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     peer_incarnation: str
     transport: str
     bytes_per_s: float
     round_trip_s: float
-    def __init__(self, peer_incarnation: _Optional[str] = ..., transport: _Optional[str] = ..., bytes_per_s: _Optional[float] = ..., round_trip_s: _Optional[float] = ...) -> None: ...
+    num_bytes: int
+    def __init__(self, peer_incarnation: _Optional[str] = ..., transport: _Optional[str] = ..., bytes_per_s: _Optional[float] = ..., round_trip_s: _Optional[float] = ..., num_bytes: _Optional[int] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
     __slots__ = ("router_incarnation", "drain")
@@ -380,6 +384,68 @@ class DrainWorkerRequest(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., timeout_s: _Optional[float] = ...) -> None: ...
 
 class DrainWorkerReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SupervisorReport(_message.Message):
+    __slots__ = ("pools", "outcome")
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    pools: _containers.RepeatedCompositeFieldContainer[PoolStatus]
+    outcome: ScaleOutcome
+    def __init__(self, pools: _Optional[_Iterable[_Union[PoolStatus, _Mapping]]] = ..., outcome: _Optional[_Union[ScaleOutcome, _Mapping]] = ...) -> None: ...
+
+class ScaleOrder(_message.Message):
+    __slots__ = ("order_id", "role", "replicas")
+    ORDER_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    order_id: int
+    role: Role
+    replicas: int
+    def __init__(self, order_id: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., replicas: _Optional[int] = ...) -> None: ...
+
+class ScaleOutcome(_message.Message):
+    __slots__ = ("order_id", "error_type", "error")
+    ORDER_ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_TYPE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    order_id: int
+    error_type: str
+    error: str
+    def __init__(self, order_id: _Optional[int] = ..., error_type: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
+
+class PoolStatus(_message.Message):
+    __slots__ = ("role", "wished", "members", "trouble")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    WISHED_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    role: Role
+    wished: int
+    members: _containers.RepeatedCompositeFieldContainer[PoolMember]
+    trouble: str
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., wished: _Optional[int] = ..., members: _Optional[_Iterable[_Union[PoolMember, _Mapping]]] = ..., trouble: _Optional[str] = ...) -> None: ...
+
+class PoolMember(_message.Message):
+    __slots__ = ("worker_id", "is_leaving", "obstacle")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    IS_LEAVING_FIELD_NUMBER: _ClassVar[int]
+    OBSTACLE_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    is_leaving: bool
+    obstacle: str
+    def __init__(self, worker_id: _Optional[str] = ..., is_leaving: _Optional[bool] = ..., obstacle: _Optional[str] = ...) -> None: ...
+
+class ScalePoolRequest(_message.Message):
+    __slots__ = ("role", "replicas")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    role: Role
+    replicas: int
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., replicas: _Optional[int] = ...) -> None: ...
+
+class ScalePoolReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
@@ -413,7 +479,7 @@ class ClusterStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ClusterStatus(_message.Message):
-    __slots__ = ("model", "is_ready", "reason", "workers", "num_queued", "num_active", "uptime_s", "pairs", "clock_s")
+    __slots__ = ("model", "is_ready", "reason", "workers", "num_queued", "num_active", "uptime_s", "pairs", "clock_s", "pools")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     IS_READY_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -423,6 +489,7 @@ class ClusterStatus(_message.Message):
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
     PAIRS_FIELD_NUMBER: _ClassVar[int]
     CLOCK_S_FIELD_NUMBER: _ClassVar[int]
+    POOLS_FIELD_NUMBER: _ClassVar[int]
     model: str
     is_ready: bool
     reason: str
@@ -432,7 +499,8 @@ class ClusterStatus(_message.Message):
     uptime_s: float
     pairs: _containers.RepeatedCompositeFieldContainer[PairSummary]
     clock_s: float
-    def __init__(self, model: _Optional[str] = ..., is_ready: _Optional[bool] = ..., reason: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[WorkerSummary, _Mapping]]] = ..., num_queued: _Optional[int] = ..., num_active: _Optional[int] = ..., uptime_s: _Optional[float] = ..., pairs: _Optional[_Iterable[_Union[PairSummary, _Mapping]]] = ..., clock_s: _Optional[float] = ...) -> None: ...
+    pools: _containers.RepeatedCompositeFieldContainer[PoolStatus]
+    def __init__(self, model: _Optional[str] = ..., is_ready: _Optional[bool] = ..., reason: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[WorkerSummary, _Mapping]]] = ..., num_queued: _Optional[int] = ..., num_active: _Optional[int] = ..., uptime_s: _Optional[float] = ..., pairs: _Optional[_Iterable[_Union[PairSummary, _Mapping]]] = ..., clock_s: _Optional[float] = ..., pools: _Optional[_Iterable[_Union[PoolStatus, _Mapping]]] = ...) -> None: ...
 
 class PairSummary(_message.Message):
     __slots__ = ("prefill_worker", "decode_worker", "standing", "reason", "link")

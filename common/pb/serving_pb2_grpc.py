@@ -463,6 +463,16 @@ class RegistryStub:
                 request_serializer=common_dot_pb_dot_serving__pb2.DrainWorkerRequest.SerializeToString,
                 response_deserializer=common_dot_pb_dot_serving__pb2.DrainWorkerReply.FromString,
                 _registered_method=True)
+        self.Supervise = channel.stream_stream(
+                '/pdserve.v1.Registry/Supervise',
+                request_serializer=common_dot_pb_dot_serving__pb2.SupervisorReport.SerializeToString,
+                response_deserializer=common_dot_pb_dot_serving__pb2.ScaleOrder.FromString,
+                _registered_method=True)
+        self.ScalePool = channel.unary_unary(
+                '/pdserve.v1.Registry/ScalePool',
+                request_serializer=common_dot_pb_dot_serving__pb2.ScalePoolRequest.SerializeToString,
+                response_deserializer=common_dot_pb_dot_serving__pb2.ScalePoolReply.FromString,
+                _registered_method=True)
 
 
 class RegistryServicer:
@@ -490,6 +500,20 @@ class RegistryServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Supervise(self, request_iterator, context):
+        """Held open by whoever starts and stops the workers, `pdserve up`: it tells of its pools, and hears what is wished.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ScalePool(self, request, context):
+        """Passed on to the supervisor. Returns once that has begun to add or to drain workers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RegistryServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -507,6 +531,16 @@ def add_RegistryServicer_to_server(servicer, server):
                     servicer.DrainWorker,
                     request_deserializer=common_dot_pb_dot_serving__pb2.DrainWorkerRequest.FromString,
                     response_serializer=common_dot_pb_dot_serving__pb2.DrainWorkerReply.SerializeToString,
+            ),
+            'Supervise': grpc.stream_stream_rpc_method_handler(
+                    servicer.Supervise,
+                    request_deserializer=common_dot_pb_dot_serving__pb2.SupervisorReport.FromString,
+                    response_serializer=common_dot_pb_dot_serving__pb2.ScaleOrder.SerializeToString,
+            ),
+            'ScalePool': grpc.unary_unary_rpc_method_handler(
+                    servicer.ScalePool,
+                    request_deserializer=common_dot_pb_dot_serving__pb2.ScalePoolRequest.FromString,
+                    response_serializer=common_dot_pb_dot_serving__pb2.ScalePoolReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -592,6 +626,60 @@ class Registry:
             '/pdserve.v1.Registry/DrainWorker',
             common_dot_pb_dot_serving__pb2.DrainWorkerRequest.SerializeToString,
             common_dot_pb_dot_serving__pb2.DrainWorkerReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Supervise(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/pdserve.v1.Registry/Supervise',
+            common_dot_pb_dot_serving__pb2.SupervisorReport.SerializeToString,
+            common_dot_pb_dot_serving__pb2.ScaleOrder.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ScalePool(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdserve.v1.Registry/ScalePool',
+            common_dot_pb_dot_serving__pb2.ScalePoolRequest.SerializeToString,
+            common_dot_pb_dot_serving__pb2.ScalePoolReply.FromString,
             options,
             channel_credentials,
             insecure,

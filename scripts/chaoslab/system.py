@@ -38,7 +38,7 @@ def plan_for(size: Size, config: ServeConfig) -> Plan:
     """float32, so that answers are the same whoever computes them, and with whom. Raises: ConfigError."""
     replicas = {Role.PREFILL: size.prefill, Role.DECODE: size.decode, Role.COLOCATED: 0}
     plan = make_plan(config, Overrides(replicas, router_processes=size.routers), available_cores()).config
-    free = {"host": LOOPBACK, "http_port": 0, "grpc_port": 0, "control_port": 0}
+    free = {"host": LOOPBACK, "http_port": 0, "grpc_port": 0, "control_port": 0, "metrics_port": 0}
     transport = {"transport": size.transport} if size.transport else {}
     sections = {
         "model": plan.model.model_copy(update={"dtype": "float32", "quantization": "none"}),
@@ -95,6 +95,10 @@ class _Returning:
     def __init__(self, member: Member, begin: Callable[[], Awaitable[Member]]) -> None:
         self._member = member
         self._begin = begin
+
+    @property
+    def obstacle(self) -> str:
+        return self._member.obstacle
 
     async def ended(self) -> Ending:
         while (ending := await self._member.ended()).has_left:

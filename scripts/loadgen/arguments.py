@@ -127,6 +127,12 @@ def argument_parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="write a report with plots here, one file on its own",
     )
+    add(
+        "--chrome-trace",
+        type=_parsed_by(_writable),
+        metavar="FILE",
+        help="write every request's stages here, for ui.perfetto.dev and chrome://tracing",
+    )
     return parser
 
 

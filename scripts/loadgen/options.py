@@ -38,6 +38,7 @@ class Outputs:
     json: Path | None
     csv: Path | None
     html: Path | None
+    chrome_trace: Path | None
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         timeout_s=parsed.timeout,
         judgement=Judgement(parsed.slo, parsed.percentiles),
         objectives=_objectives(parser, parsed),
-        outputs=Outputs(parsed.json, parsed.csv, parsed.html),
+        outputs=Outputs(parsed.json, parsed.csv, parsed.html, parsed.chrome_trace),
         tls=_tls(parser, parsed),
     )
 

@@ -70,6 +70,28 @@ async def pdserve(*arguments: str, logs: Path) -> AsyncIterator[PdserveProcess]:
             await process.wait()
 
 
+@dataclass(frozen=True)
+class Ended:
+    code: int
+    lines: list[str]  # of stdout, then of stderr
+
+
+async def run(*arguments: str, timeout_s: float = READY_S) -> Ended:
+    """A command that ends by itself."""
+    pipe = asyncio.subprocess.PIPE
+    command = [sys.executable, "-m", "cluster.cli", *arguments]
+    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=pipe, stderr=pipe)
+    try:
+        async with asyncio.timeout(timeout_s):
+            output, errors = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode is not None
+    return Ended(process.returncode, (output + errors).decode().splitlines())
+
+
 async def until(condition: Callable[[], bool], timeout_s: float = END_S) -> None:
     deadline_s = time.monotonic() + timeout_s
     while not condition():

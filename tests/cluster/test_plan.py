@@ -66,6 +66,14 @@ def test_the_metrics_get_a_port_of_their_own_once_strangers_may_call() -> None:
     assert public.metrics_port not in (0, public.http_port, public.grpc_port, public.control_port)
 
 
+def test_each_of_several_routers_has_a_dashboard_of_its_own_and_a_lone_private_one_has_it_on_its_http_port() -> None:
+    free = Overrides(ports={**FREE.ports, "metrics_port": 0})
+    alone = with_free_ports(make_plan(ServeConfig(), free))
+    assert alone.dashboard_urls == [f"{alone.http_url}/dashboard"]
+    several = with_free_ports(make_plan(ServeConfig(router=RouterSection(processes=2)), free))
+    assert len({*several.dashboard_urls, f"{several.http_url}/dashboard"}) == 3
+
+
 def test_a_port_in_use_is_named_with_the_option_to_change_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -15,7 +15,7 @@ from cluster import up
 from cluster.plan import Overrides, make_plan
 from cluster.running import find_running
 from cluster.status import show_status
-from common.config import RouterSection, ServeConfig
+from common.config import RouterSection, ServeConfig, load_config
 from common.errors import ConfigError, UnprovenCaller
 from common.security_config import SecuritySection
 from tests.cluster.pdserve_process import pdserve
@@ -51,6 +51,15 @@ def test_without_options_it_is_the_living_run_at_the_configs_port(runs: Path) ->
     other = find_running(ServeConfig(), "127.0.0.1:9002", None)
     assert other.access.secret.startswith(b"the secret of 20260102")
     assert find_running(ServeConfig(), "127.0.0.1:7002", None).access.secret == b""
+
+
+def test_a_run_on_a_ray_cluster_is_found_on_its_nodes_own_address(runs: Path) -> None:
+    run = make_run(runs / f"20260101-000000-{os.getpid()}", 8002)
+    make_plan(load_config(run / "serve.yaml"), Overrides()).on_network("192.0.2.7").write(run / "serve.yaml")
+    found = find_running(ServeConfig(), None, None)
+    assert found.control_address == "192.0.2.7:8002"
+    assert found.access.secret.startswith(b"the secret of 20260101")
+    assert find_running(ServeConfig(), "127.0.0.1:8002", None).control_address == "127.0.0.1:8002"
 
 
 def test_a_run_that_is_just_ending_is_passed_over(runs: Path) -> None:

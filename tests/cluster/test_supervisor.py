@@ -3,14 +3,15 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 import pytest
 
-from cluster.host import Ending, HostError, MemberSpec
+from cluster.host import Ending, MemberSpec
 from cluster.supervisor import (
     Backoff,
-    Clock,
     MemberDied,
+    MemberDropped,
     MemberEvent,
     MemberGivenUp,
     MemberLeft,
@@ -19,71 +20,14 @@ from cluster.supervisor import (
 )
 from common.config import Role
 from common.errors import ConfigError
+from tests.cluster.obedient_host import FakeClock, ObedientHost
 
 ROUTER = MemberSpec("router", None)
 DECODE = MemberSpec("decode-0", Role.DECODE)
+ADDED = MemberSpec("decode-1", Role.DECODE)
 CRASH = Ending("exit code 1", "boom")
 
-
-class FakeClock:
-    """Sleeping moves it on at once."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-        self.naps: list[float] = []
-
-    async def sleep(self, delay_s: float) -> None:
-        self.naps.append(delay_s)
-        self.now_s += delay_s
-        await asyncio.sleep(0)
-
-    def clock(self) -> Clock:
-        return Clock(lambda: self.now_s, self.sleep)
-
-
-class ObedientMember:
-    def __init__(self) -> None:
-        self.is_stopped = False
-        self.stopping = asyncio.Event()
-        self.may_stop: asyncio.Event | None = None
-        self.end: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
-
-    async def ended(self) -> Ending:
-        return await asyncio.shield(self.end)
-
-    async def stop(self) -> None:
-        self.stopping.set()
-        if self.may_stop is not None:
-            await self.may_stop.wait()
-        self.is_stopped = True
-
-
-class ObedientHost:
-    """Starts members that live until the test ends them."""
-
-    def __init__(self) -> None:
-        self.lives: dict[str, list[ObedientMember]] = {}
-        self.num_refusals = 0
-        self._changed = asyncio.Event()
-
-    async def start(self, spec: MemberSpec) -> ObedientMember:
-        if self.num_refusals:
-            self.num_refusals -= 1
-            raise HostError("no room")
-        member = ObedientMember()
-        self.lives.setdefault(spec.name, []).append(member)
-        self._changed.set()
-        return member
-
-    async def close(self) -> None:
-        return
-
-    async def life(self, name: str, number: int) -> ObedientMember:
-        async with asyncio.timeout(5):
-            while len(self.lives.get(name, [])) < number:
-                self._changed.clear()
-                await self._changed.wait()
-        return self.lives[name][number - 1]
+E = TypeVar("E")
 
 
 class Scene:
@@ -207,3 +151,102 @@ async def test_routers_are_stopped_before_the_workers_that_their_last_answers_ne
         may_stop.set()
         await asyncio.wait({task}, timeout=5)
     assert worker.is_stopped
+
+
+async def test_an_added_worker_lives_until_it_is_let_go_and_the_others_do_not_notice() -> None:
+    scene = Scene(Backoff())
+    async with supervised(scene, ROUTER, DECODE):
+        first = await scene.host.life("decode-0", 1)
+        scene.supervisor.add(ADDED)
+        added = await scene.host.life("decode-1", 1)
+        assert [state.spec for state in scene.supervisor.members] == [ROUTER, DECODE, ADDED]
+        scene.supervisor.let_go("decode-1")
+        await has_left(scene, ADDED)
+        assert added.is_stopped
+        assert not first.is_stopped
+        assert [state.spec for state in scene.supervisor.members] == [ROUTER, DECODE]
+
+
+async def test_a_worker_that_drains_is_a_member_that_is_leaving_until_it_is_gone() -> None:
+    scene = Scene(Backoff())
+    async with supervised(scene, DECODE):
+        member = await scene.host.life("decode-0", 1)
+        member.may_stop = asyncio.Event()
+        scene.supervisor.let_go("decode-0")
+        await asyncio.wait_for(member.stopping.wait(), 5)
+        assert [state.is_leaving for state in scene.supervisor.members] == [True]
+        assert MemberLeft(DECODE) not in scene.events
+        member.may_stop.set()
+        await has_left(scene, DECODE)
+
+
+async def test_an_added_worker_that_dies_is_started_again_like_any_other() -> None:
+    scene = Scene(Backoff())
+    async with supervised(scene, ROUTER):
+        await scene.host.life("router", 1)
+        scene.supervisor.add(DECODE)
+        await scene.die(1)
+        await scene.host.life("decode-0", 2)
+
+
+@pytest.mark.parametrize("ending", [CRASH, Ending("exit code 2", "no such file", is_config_error=True)])
+async def test_an_added_worker_that_cannot_be_started_is_dropped_and_ends_nothing_else(ending: Ending) -> None:
+    scene = Scene(Backoff(max_early_deaths=2))
+    async with supervised(scene, ROUTER) as task:
+        router = await scene.host.life("router", 1)
+        scene.supervisor.add(DECODE)
+        await scene.die(1, ending=ending)
+        if not ending.is_config_error:
+            await scene.die(2, ending=ending)
+        dropped = await event(scene, MemberDropped)
+        assert dropped.spec == DECODE
+        assert ending.last_words in dropped.reason
+        assert [state.spec for state in scene.supervisor.members] == [ROUTER]
+        assert not task.done()
+        assert not router.is_stopped
+
+
+async def test_one_that_is_let_go_while_it_waits_for_its_next_start_is_never_started_again() -> None:
+    scene = Scene(Backoff())
+    scene.time.may_wake = asyncio.Event()
+    async with supervised(scene, DECODE):
+        await scene.die(1)
+        await event(scene, MemberDied)
+        [state] = scene.supervisor.members
+        assert state.obstacle == "died (exit code 1) and starts again within 0.5 s"
+        scene.supervisor.let_go("decode-0")
+        await has_left(scene, DECODE)
+        assert len(scene.host.lives["decode-0"]) == 1
+
+
+async def test_stopping_everything_cuts_a_drain_short_and_leaves_nobody() -> None:
+    scene = Scene(Backoff())
+    async with supervised(scene, DECODE) as task:
+        member = await scene.host.life("decode-0", 1)
+        member.may_stop = asyncio.Event()
+        scene.supervisor.let_go("decode-0")
+        await asyncio.wait_for(member.stopping.wait(), 5)
+        member.stopping.clear()
+        task.cancel()
+        await asyncio.wait_for(member.stopping.wait(), 5)  # told again, which is more urgent
+        assert not task.done()
+        member.may_stop.set()
+        await asyncio.wait({task}, timeout=5)
+        assert member.is_stopped
+
+
+async def event(scene: Scene, kind: type[E]) -> E:
+    """The first one of its kind."""
+    async with asyncio.timeout(5):
+        while True:
+            for each in scene.events:
+                if isinstance(each, kind):
+                    return each
+            await asyncio.sleep(0)
+
+
+async def has_left(scene: Scene, spec: MemberSpec) -> None:
+    async with asyncio.timeout(5):
+        while MemberLeft(spec) not in scene.events:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)

@@ -127,6 +127,11 @@ async def test_router_processes_share_the_ports_and_one_may_die(tiny_config: Pat
         url = await up.url()
         routers = [pid for pid in up.children() if "--control-port" in command_line(pid)]
         assert len(routers) == 2
+        dashboards = [(await up.line(r"\s+dashboard")).split()[-1] for _ in routers]
+        async with httpx.AsyncClient() as http:
+            assert [(await http.get(dashboard)).status_code for dashboard in dashboards] == [200, 200]
+            assert len({(await http.get(f"{dashboard}/state")).json()["router"] for dashboard in dashboards}) == 2
+            assert (await http.get(f"{url}/dashboard")).status_code == 404  # it would be the one's or the other's
         assert {answer(url) for _ in range(8)} == {answer(url)}
         os.kill(routers[0], signal.SIGKILL)
         await up.line(r"router-\d died \(killed by SIGKILL\)")

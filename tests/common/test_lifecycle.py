@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.lifecycle import ENDS, TRANSITIONS, IllegalTransition, Stage, State, Timeline
+from common.lifecycle import ENDS, MAX_INTERVALS, TRANSITIONS, IllegalTransition, Stage, State, Timeline
 
 
 class FakeClock:
@@ -59,6 +59,42 @@ def test_after_any_history_the_stages_add_up_and_only_the_tables_steps_happen(
             assert timeline.state is before
     if timeline.is_ended:
         assert sum(timeline.stages.values()) == pytest.approx(timeline.end_to_end_s)
+
+
+def test_the_intervals_are_the_stages_one_by_one_also_where_a_request_goes_through_them_twice() -> None:
+    clock = FakeClock()
+    timeline = Timeline(clock)
+    for state in (State.RESERVING, State.QUEUED, State.RESERVING):
+        clock.now += 1
+        timeline.enter(state)
+    clock.now += 5
+    assert [(each.stage, each.start_s - 100, each.end_s - 100) for each in (*timeline.intervals, timeline.current)] == [
+        (Stage.QUEUE, 0, 1),
+        (Stage.RESERVE, 1, 2),
+        (Stage.QUEUE, 2, 3),
+        (Stage.RESERVE, 3, 8),
+    ]
+
+
+def test_a_request_that_is_tried_for_ever_remembers_only_its_first_intervals_but_every_second() -> None:
+    clock = FakeClock()
+    timeline = Timeline(clock)
+    for _ in range(MAX_INTERVALS):
+        for state in (State.RESERVING, State.QUEUED):
+            clock.now += 1
+            timeline.enter(state)
+    assert len(timeline.intervals) == MAX_INTERVALS
+    assert sum(timeline.stages.values()) == 2 * MAX_INTERVALS
+
+
+def test_each_token_but_the_first_tells_the_gap_before_it() -> None:
+    clock = FakeClock()
+    timeline = Timeline(clock)
+    gaps = []
+    for seconds in (3, 2, 1):
+        clock.now += seconds
+        gaps.append(timeline.count_token())
+    assert gaps == [None, 2, 1]
 
 
 def test_a_request_without_a_second_token_has_no_tpot() -> None:

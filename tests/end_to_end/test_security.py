@@ -128,8 +128,10 @@ async def test_beyond_loopback_the_public_port_has_no_metrics_and_the_control_ho
         url = cluster.router.http_url.replace("0.0.0.0", "127.0.0.1")
         async with httpx.AsyncClient() as http:
             assert (await http.get(f"{url}/health")).status_code == 200
-            assert (await http.get(f"{url}/metrics")).status_code == 404
             assert "requests_total" in (await http.get(cluster.router.metrics_url)).text
+            for path in ("metrics", "metrics/targets", "dashboard", "dashboard/state", "dashboard/trace"):
+                assert (await http.get(f"{url}/{path}")).status_code == 404, path
+                assert (await http.get(cluster.router.metrics_url.replace("metrics", path))).status_code == 200, path
             assert (await http.get(cluster.router.metrics_url.replace("metrics", "health"))).status_code == 404
         assert cluster.router.metrics_url.startswith("http://127.0.0.1:")
         assert cluster.router.control_address.startswith("127.0.0.1:")

@@ -236,3 +236,29 @@ def test_an_engine_that_cannot_be_built_says_what_to_change(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         build_engine(config(tiny_model, **changes))
+
+
+def test_a_warm_engine_knows_its_pace_and_answers_as_a_cold_one(
+    tiny_model: Path, prompts: list[list[int]], alone: list[list[int]]
+) -> None:
+    warm = build_engine(config(tiny_model, max_num_batched_tokens=32))
+    assert warm.load().prefill_s_per_token == 0.0
+    warm.warm_up()
+    load = warm.load()
+    assert load.prefill_s_per_token > 0
+    assert load.decode_step_s > 0
+    assert load.free_blocks == load.total_blocks
+    assert not warm.has_work
+    assert set(warm.counters().values()) == {0}
+    assert not warm.cached_hashes()
+    sequences = [Sequence(list(prompt), GREEDY) for prompt in prompts]
+    recorder = run(warm, *sequences)
+    assert [recorder.tokens[sequence] for sequence in sequences] == alone
+
+
+def test_an_engine_with_hardly_any_memory_can_warm_up(tiny_model: Path) -> None:
+    small = build_engine(config(tiny_model, max_num_batched_tokens=32))
+    block_bytes = (8 << 20) // small.load().total_blocks
+    tight = build_engine(config(tiny_model, kv_cache_bytes=2 * block_bytes, max_num_batched_tokens=32))
+    tight.warm_up()
+    assert tight.load().free_blocks == tight.load().total_blocks

@@ -67,3 +67,12 @@ def test_a_rate_is_told_only_once_a_step_was_long_enough_to_tell() -> None:
     assert pace.prefill_s_per_token() == 0.0
     pace.observe(1024, 0, 0.06)
     assert pace.prefill_s_per_token() == pytest.approx(0.1 / 2048, rel=0.1)
+
+
+def test_a_machine_that_was_slow_for_a_while_is_believed_to_be_quick_again_after_few_steps() -> None:
+    pace = observed(Pace(256), [(256, 0), (100, 0), (0, 4), (0, 1)] * 20)
+    for _ in range(100):
+        pace.observe(256, 0, 5 * step_s(256, 0))
+    for _ in range(10):
+        pace.observe(256, 0, step_s(256, 0))
+    assert pace.prefill_s_per_token() < 2 * step_s(256, 0) / 256

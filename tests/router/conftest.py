@@ -11,18 +11,23 @@ from dataclasses import dataclass, field
 
 import pytest
 from fastapi import FastAPI
-from prometheus_client import CollectorRegistry
 
 from common.config import DEFAULT_MODEL
 from common.errors import ServingError
 from common.lifecycle import State
 from common.model_source import resolve_model
+from common.pb import serving_pb2 as pb
 from common.sampling import FinishReason
+from router.admin_pages import AdminPages
 from router.answer import ServedModel
 from router.api import create_app
+from router.cluster_metrics import ClusterCollector
+from router.dashboard.state import Dashboard
 from router.frontend import Frontend
 from router.http_server import HttpServer
+from router.metrics import RouterMetrics
 from router.request import Request, TokenDelta
+from router.tenant import Tenant
 from router.tokenizer import Tokenizer, load_tokenizer
 
 PATIENCE_S = 5.0
@@ -40,6 +45,9 @@ class ReplayPipeline:
     num_sent: int = 0
     waiting: asyncio.Event = field(default_factory=asyncio.Event)
     closed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def require_room(self, tenant: Tenant) -> None:
+        """There always is."""
 
     async def serve(self, request: Request) -> AsyncGenerator[TokenDelta, None]:
         self.requests.append(request)
@@ -121,7 +129,7 @@ def frontend(pipeline: ReplayPipeline, limits: FixedLimits, tokenizer: Tokenizer
 
 @pytest.fixture
 def app(frontend: Frontend) -> FastAPI:
-    return create_app(frontend, CollectorRegistry())
+    return create_app(frontend, admin_pages())
 
 
 @pytest.fixture
@@ -136,6 +144,13 @@ async def served(
 def soon() -> Callable[[Awaitable[object]], Awaitable[object]]:
     """Wait for something that must happen, with a bound."""
     return lambda awaited: asyncio.wait_for(awaited, PATIENCE_S)
+
+
+def admin_pages(status: Callable[[], pb.ClusterStatus] = pb.ClusterStatus) -> AdminPages:
+    """Of a router whose workers are those of `status`."""
+    registry = RouterMetrics().registry
+    registry.register(ClusterCollector(status))
+    return AdminPages(registry, status, Dashboard(status, registry, list))
 
 
 @asynccontextmanager

@@ -16,7 +16,7 @@ from common.pb import serving_pb2 as pb
 from common.sampling import SamplingParams
 from router.admission import RETURN_WAIT_S, Admission
 from router.disaggregation import Disaggregation
-from router.placement import Placement, PlacementGoals, Placer
+from router.placement import DOUBT_S, Placement, PlacementGoals, Placer
 from router.policy import PREFILL_QUEUE_TOKENS, make_policies
 from router.prefix_index import PrefixIndex
 from router.registry import Registry
@@ -459,12 +459,44 @@ async def test_a_request_that_cannot_make_its_deadline_is_refused_with_the_predi
     async with pool.admission.place(request(1000), is_retry=False) as first:
         assert first.ttft_s is None  # nobody has measured, so nobody is refused
     measured(pool, prefill, 0.002)
-    with pytest.raises(WouldMissDeadline, match=r"2\.0 s after .* at most 0\.5 s") as refusal:
+    with pytest.raises(WouldMissDeadline, match=r"2 s after .* at most 0\.5 s") as refusal:
         async with pool.admission.place(hurried, is_retry=False):
             raise AssertionError("it was placed")
     assert 1.4 < (refusal.value.retry_after_s or 0) < 1.7
     async with pool.admission.place(hurried, is_retry=True):
         pass  # somebody reads its answer already
+
+
+async def test_a_worker_that_was_slow_once_is_tried_again_when_it_has_been_idle(pool: Pool) -> None:
+    """Whoever is refused is never measured: without a trial it would be slow for ever."""
+    prefill, _ = pool.join("prefill-0"), pool.join("decode-0", 10)
+    measured(pool, prefill, 0.0001)
+    measured(pool, prefill, 0.002)
+    with pytest.raises(WouldMissDeadline):
+        await _hurried(pool)
+    prefill.prompts._busy_s -= DOUBT_S
+    await _hurried(pool)
+    with pytest.raises(WouldMissDeadline):  # one was tried, and nothing is known of it yet
+        await _hurried(pool)
+
+
+async def test_a_prompt_too_long_for_the_best_speed_is_refused_by_an_idle_worker_too(pool: Pool) -> None:
+    prefill, _ = pool.join("prefill-0"), pool.join("decode-0", 10)
+    measured(pool, prefill, 0.001)
+    prefill.prompts._busy_s -= DOUBT_S
+    with pytest.raises(WouldMissDeadline):
+        await _hurried(pool)
+
+
+async def _hurried(pool: Pool) -> None:
+    """Placed, if it is not refused."""
+    hurried = request(1000)
+    hurried.deadline_s = hurried.timeline.arrival_s + 0.5
+    async with (
+        pool.admission.place(hurried, is_retry=False) as placement,
+        pool.admission.prefilling(placement),
+    ):
+        pass
 
 
 async def test_what_is_ahead_in_the_line_and_on_the_workers_counts(pool: Pool) -> None:

@@ -36,3 +36,19 @@ def test_what_had_no_time_to_arrive_is_not_in_the_heartbeat_yet() -> None:
         clock.now_s = 2.0
         backlog.heard(60)
         assert backlog.tokens == 60
+
+
+def test_it_is_idle_since_it_last_had_something_to_compute() -> None:
+    clock = Clock()
+    backlog = PromptBacklog(clock)
+    clock.now_s = 3.0
+    assert backlog.idle_s == 3.0
+    with backlog.holding(100):
+        clock.now_s = 5.0
+        assert backlog.idle_s == 0.0
+    clock.now_s = 6.0
+    backlog.heard(10)  # another router's
+    assert backlog.idle_s == 0.0
+    clock.now_s = 8.0
+    backlog.heard(0)
+    assert backlog.idle_s == 2.0

@@ -103,7 +103,9 @@ async def test_without_a_key_every_path_but_the_open_ones_is_closed(http: httpx.
         assert (await http.request(method, path)).status_code == 401
 
 
-@pytest.mark.parametrize("path", ["/health", "/metrics", "/openapi.json", "/docs"])
+@pytest.mark.parametrize(
+    "path", ["/health", "/metrics", "/metrics/targets", "/dashboard", "/dashboard/state", "/openapi.json", "/docs"]
+)
 async def test_health_metrics_and_documentation_need_no_key(http: httpx.AsyncClient, path: str) -> None:
     assert (await http.get(path)).status_code == 200
 

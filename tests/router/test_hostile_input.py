@@ -108,6 +108,26 @@ async def test_an_announced_size_is_refused_before_a_byte_of_it_is_sent(served: 
         assert (await caller.answer()).status == 413  # and not 100
 
 
+async def test_a_body_of_two_lengths_is_refused_and_its_connection_closed(served: Any) -> None:
+    """Another server on the way might see it end elsewhere, and take what follows for a request of somebody else."""
+    async with call(served.url) as caller:
+        caller.writer.write(HEAD + b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n")
+        answer = await caller.answer()
+        assert answer.status == 400
+        assert "not both" in answer.error["message"]
+        await caller.end()
+    await still_serves(served.url)
+
+
+async def test_a_packed_body_is_refused_by_name(served: Any) -> None:
+    async with call(served.url) as caller:
+        caller.writer.write(HEAD + b"Content-Encoding: gzip\r\nContent-Length: 4\r\n\r\n1234")
+        answer = await caller.answer()
+        assert answer.status == 415
+        assert "'gzip'" in answer.error["message"]
+    await still_serves(served.url)
+
+
 async def test_a_client_that_goes_on_sending_a_refused_body_is_cut_off(served: Any) -> None:
     async with call(served.url) as caller:
         caller.writer.write(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")

@@ -15,7 +15,6 @@ import grpc
 import httpx
 import openai
 import pytest
-from prometheus_client import CollectorRegistry
 
 import grpc_client
 import load_test
@@ -60,7 +59,7 @@ async def secured(frontend: Frontend, tmp_path: Path) -> AsyncIterator[Secured]:
     pb_grpc.add_InferenceServicer_to_server(InferenceServicer(frontend), server)
     address = bind_port(server, "127.0.0.1", 0, certificate.grpc_credentials())
     await server.start()
-    async with running(create_app(frontend, CollectorRegistry()), certificate.http_context()) as url:
+    async with running(create_app(frontend), certificate.http_context()) as url:
         yield Secured(url, address, authority, files)
     await server.stop(None)
 

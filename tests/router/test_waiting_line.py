@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 import pytest
@@ -99,3 +100,18 @@ def test_the_bounds_hold_and_everybody_is_either_waiting_or_told(arriving: list[
     left = [waiting.pop() for _ in range(len(waiting))]
     assert {*left, *told} == set(arriving)
     assert sum(entry.cost for entry in left) <= 100 or len(left) == 1
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=8), st.sampled_from("abc"))
+def test_who_is_refused_unread_would_be_refused_with_the_shortest_prompt(tenants: list[str], newcomer: str) -> None:
+    waiting = line(max_requests=4)
+    for tenant in tenants:
+        with suppress(QueueFull):
+            waiting.push(Entry(tenant))
+    try:
+        waiting.require_room(newcomer)
+    except QueueFull:
+        with pytest.raises(QueueFull):
+            waiting.push(Entry(newcomer, cost=1))
+    else:
+        waiting.push(Entry(newcomer, cost=1))

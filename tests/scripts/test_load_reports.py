@@ -21,6 +21,7 @@ from loadgen.results import Gap, Results, Run, StreamsRun, SweepRun
 from loadgen.slo import Slo
 from loadgen.workload import Poisson, Workload
 from loadreport.charts import attainment_against_rate, distribution
+from loadreport.chrome import results_trace
 from loadreport.page import page
 from loadreport.svg import Axis
 from loadreport.timeline import stretches
@@ -148,3 +149,18 @@ def test_linear_ticks_are_round_numbers() -> None:
     assert Axis("ms", 0.0, 23.0).ticks() == [0, 5, 10, 15, 20]
     assert Axis("", 1.0, 100.0, is_log=True).ticks() == pytest.approx([1, 2, 5, 10, 20, 50, 100])
     assert math.isclose(Axis("", 1.0, 100.0, is_log=True).share(10.0), 0.5)
+
+
+def test_the_trace_has_every_request_with_its_stages_on_the_tracks_of_who_served_them(results: Results) -> None:
+    trace = json.loads(json.dumps(results_trace(results)))
+    slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    members = {event["pid"]: event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "process_name"}
+    assert set(members.values()) == {"router", "prefill-0", "decode-0"}
+    requests = [event for event in slices if event["cat"] == "request"]
+    assert len(requests) == sum(len(run.records) for run in results.runs)
+    assert {event["args"]["target"] for event in requests} == {"disaggregated", "<colocated> & co"}
+    computed = [event for event in slices if event["name"] == "prefill" and members[event["pid"]] == "prefill-0"]
+    assert len(computed) == 4  # one request of each run knows its stages
+    assert computed[0]["dur"] == pytest.approx(0.18e6)
+    assert {members[event["pid"]] for event in slices if event["name"] == "failed"} == {"router"}
+    assert all(event["ts"] >= 0 and event["dur"] >= 0 for event in slices)

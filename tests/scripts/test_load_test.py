@@ -100,6 +100,13 @@ async def test_warmups_are_sent_but_not_measured(openai_server, tmp_path: Path) 
     assert len(prompts) == len(set(prompts)) == 8
 
 
+async def test_the_requests_are_written_as_a_trace_for_perfetto(openai_server, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    assert await load_test("--url", openai_server.url, *SMALL, "--chrome-trace", str(path)) == 0
+    events = json.loads(path.read_text())["traceEvents"]
+    assert sum(event["ph"] == "X" and event["cat"] == "request" for event in events) == 6
+
+
 async def test_failures_are_named_and_exit_1(openai_server, queue_full, tmp_path: Path, capsys) -> None:
     openai_server.refusal = queue_full
     path = tmp_path / "result.json"
