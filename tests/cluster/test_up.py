@@ -145,6 +145,9 @@ async def test_a_drained_worker_leaves_and_stays_away(tiny_config: Path, tmp_pat
     async with pdserve("up", "--config", str(tiny_config), "--decode", "2", logs=tmp_path) as up:
         url = await up.url()
         before = answer(url)
+        for name in ("decode-0", "decode-1"):  # it is ready with one of them
+            if not any(line.startswith(f"{name} registered") for line in up.lines):
+                await up.line(f"{name} registered")
         leaving = up.child("decode-0")
         found = find_running(ServeConfig(), None, tmp_path)
         output = io.StringIO()
