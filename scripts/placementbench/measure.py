@@ -29,7 +29,7 @@ Part = Literal["rate", "overload", "interference"]
 PARTS: tuple[Part, ...] = get_args(Part)
 
 SLO = Slo(ttft_s=3.0, tpot_s=0.15)
-SEARCH = Search(goal=0.9, first_rate=1.6, max_runs=6, precision=1.1)
+SEARCH = Search(goal=0.9, first_rate=2.4, max_runs=5, precision=1.1)
 RATE_GOAL = 1.2  # requests/s for auto
 OVERLOAD = 3.0  # times the highest rate
 GOODPUT_GOAL = 0.9  # of the highest rate's
