@@ -7,6 +7,10 @@ from dataclasses import dataclass, fields, replace
 from common.errors import LayoutMismatch
 from common.pb import kv_transfer_pb2 as pb
 
+_ADVICE = {
+    "dtype": "; set model.dtype alike",
+    "model_fingerprint": "; give both the same files as model.source",
+}
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -31,14 +35,13 @@ class KVLayout:
         """K and V of one token in all layers."""
         return self.num_layers * self.token_layer_bytes
 
-    def require_compatible(self, peer: KVLayout) -> None:
+    def require_compatible(self, peer: KVLayout, me: str = "this side", them: str = "the peer") -> None:
         """Raises: LayoutMismatch naming the first field that differs and both values."""
         for field in fields(self):
             mine, theirs = getattr(self, field.name), getattr(peer, field.name)
             if mine != theirs:
-                raise LayoutMismatch(
-                    f"KV layouts differ in {field.name}: this side has {mine!r}, the peer has {theirs!r}"
-                )
+                values = f"{me} has {mine!r}, {them} has {theirs!r}"
+                raise LayoutMismatch(f"KV layouts differ in {field.name}: {values}{_ADVICE.get(field.name, '')}")
 
     def with_dtype(self, dtype: str) -> KVLayout:
         return replace(self, dtype=dtype)

@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.25
 RECONNECT_S = 0.25
+# Somebody has to change a file first. INTERNAL: gRPC's word for a refusal that met our first report on the way.
+REFUSED, REFUSED_S = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.INTERNAL), 2.0
 
 Report = Callable[[], Awaitable[pb.WorkerLoad]]
 
@@ -53,18 +55,21 @@ class Membership:
     async def _run(self) -> None:
         async with connect(self._router_address, self._access) as channel:
             registry = pb_grpc.RegistryStub(channel)
-            told = None
+            told: set[str | None] = set()
             while True:
+                pause_s = RECONNECT_S
                 try:
                     with self._source.listening() as report:
                         async for reply in registry.Register(self._reports(report), wait_for_ready=True):
-                            told = None
+                            told.clear()
                             self._heed(reply)
                 except grpc.aio.AioRpcError as error:
-                    if error.details() != told:  # once, not at every try
+                    if error.details() not in told:  # once, not at every try
                         logger.warning("not registered at %s: %s", self._router_address, error.details())
-                    told = error.details()
-                await asyncio.sleep(RECONNECT_S)
+                    told.add(error.details())
+                    if error.code() in REFUSED:
+                        pause_s = REFUSED_S
+                await asyncio.sleep(pause_s)
 
     def _heed(self, reply: pb.RegisterReply) -> None:
         if reply.router_incarnation:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Sequence
 
 import torch
 
@@ -21,12 +22,12 @@ from kv_transfer.wire import PROBE_ID
 _ROUND_TRIPS = 3
 _SIZES = tuple(64 * 1024 * 4**step for step in range(5))  # up to 16 MB, in pieces of at most _PIECE_BYTES
 _PIECE_BYTES = 1024 * 1024
-_ENOUGH_S = 0.02
+_ENOUGH_S, _MIN_SAMPLES = 0.02, 2  # one alone may have met a busy moment
 _TIMEOUT_S = 5.0  # without anything moving
 
 
 async def measure(link: SourceLink, layout: KVLayout) -> LinkSpeed:
-    """Takes some tens of milliseconds; a link of 1 MB/s shows in its first 64 KB.
+    """Takes some tens of milliseconds; a link of 1 MB/s a third of a second.
 
     The best rate counts: a machine with other work never makes a link faster. Raises: PeerLost, TransferTimeout.
     """
@@ -45,14 +46,20 @@ async def measure(link: SourceLink, layout: KVLayout) -> LinkSpeed:
         await transfer.commit(0, _TIMEOUT_S)
         return num_pieces * data.numel() * data.element_size(), time.perf_counter() - start_s
 
-    round_trip_s = min([(await timed(0))[1] for _ in range(_ROUND_TRIPS)])
-    rates = []
+    round_trips_s = [(await timed(0))[1] for _ in range(_ROUND_TRIPS)]
+    samples: list[tuple[int, float]] = []
     for size in _SIZES:
         num_bytes, seconds = await timed(max(size, layout.token_layer_bytes))
-        rates.append(num_bytes / max(1e-9, seconds - round_trip_s / 2))
-        if seconds > _ENOUGH_S:
+        samples.append((num_bytes, seconds))
+        if seconds > _ENOUGH_S and len(samples) >= _MIN_SAMPLES:
             break
-    return LinkSpeed(max(rates), round_trip_s)
+    return link_speed(round_trips_s, samples)
+
+
+def link_speed(round_trips_s: Sequence[float], samples: Sequence[tuple[int, float]]) -> LinkSpeed:
+    """samples: bytes, and seconds until they were confirmed, which no round trip can be longer than."""
+    round_trip_s = min(*round_trips_s, *(seconds for _, seconds in samples))
+    return LinkSpeed(max(num_bytes / (seconds - round_trip_s / 2) for num_bytes, seconds in samples), round_trip_s)
 
 
 def _ticket(link: SourceLink, attempt: int, num_tokens: int) -> Ticket:

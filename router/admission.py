@@ -152,7 +152,7 @@ class Admission:
         if ttft_s is not None and ttft_s * margin > limit_s:
             error = WouldMissDeadline(
                 f"the first token would come {ttft_s:.3g} s after the request did, {cause}; "
-                f"at most {limit_s:.3g} s are allowed"
+                f"at most {limit_s:.3g} s are allowed{', less a margin for error' if margin > 1 else ''}"
             )
             error.retry_after_s = max(1.0, ttft_s - limit_s)
             raise error

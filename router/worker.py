@@ -97,7 +97,7 @@ class Worker:
         """Why this prefill worker's KV is of no use to that decode worker; None if it is."""
         if self.hello.transport != decode.hello.transport:
             receives = f"{decode.worker_id} receives over {decode.hello.transport}"
-            return f"{self.worker_id} sends over {self.hello.transport}, {receives}"
+            return f"transfer.transport differs: {self.worker_id} sends over {self.hello.transport}, {receives}"
         if self.hello.wire_dtype != decode.hello.wire_dtype:
             reads = f"{decode.worker_id} reads {decode.hello.wire_dtype!r}"
             return f"transfer.wire_dtype differs: {self.worker_id} writes {self.hello.wire_dtype!r}, {reads}"
@@ -105,9 +105,9 @@ class Worker:
         if self.hello.wire_dtype not in ("", "same"):  # what travels has neither side's dtype
             mine = mine.with_dtype(theirs.dtype)
         try:
-            theirs.require_compatible(mine)
+            theirs.require_compatible(mine, decode.worker_id, self.worker_id)
         except LayoutMismatch as error:
-            return f"{decode.worker_id} and {self.worker_id}: {error.message}"
+            return error.message
         return None
 
     @property
