@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.box import SIMPLE
 from rich.table import Table
 
-from cluster.split_advice import Advice, Speeds, Verdict
+from cluster.split_advice import Advice, Verdict
 from cluster.trial import Measured
 
 
@@ -15,7 +15,7 @@ def measured_lines(measured: Measured) -> Iterator[str]:
     speeds, link = measured.speeds, measured.link
     tokens_per_s = 1 / speeds.prefill_s_per_token
     yield f"prefill  {tokens_per_s:,.0f} tokens/s"
-    yield f"decode   {speeds.step_s * 1e3:.1f} ms a step with {speeds.num_streams} streams"
+    yield f"decode   {speeds.step_s * 1e3:.1f} ms a step with {_counted(speeds.num_streams, 'stream')}"
     if link.bytes_per_s:
         speed, round_trip = link.bytes_per_s / 1e9, link.round_trip_s * 1e3
         yield f"link     {link.transport}, {speed:.2f} GB/s, round trip {round_trip:.2f} ms"
@@ -42,19 +42,24 @@ def advice_table(advice: Sequence[Advice]) -> Table:
     return table
 
 
-def summary(advice: Sequence[Advice], speeds: Speeds) -> Iterator[str]:
+def summary(advice: Sequence[Advice], num_cores: int) -> Iterator[str]:
     for each in advice:
         yield f"{each.prompt.num_tokens:,} tokens, {each.verdict.value}: {each.reason}."
     middle = advice[len(advice) // 2]
     prefill, decode = middle.ratio
     yield (
         f"For prompts of about {middle.prompt.num_tokens:,} tokens and answers of {middle.prompt.output_tokens}, start "
-        f"with {prefill} prefill and {decode} decode workers, and let scripts/load_test.py --sweep decide from there."
+        f"with {_counted(prefill, 'prefill worker')} and {_counted(decode, 'decode worker')}, each on a device or on "
+        f"cores of its own as here, and let scripts/load_test.py --sweep decide from there."
     )
     if all(each.verdict is not Verdict.SPLIT for each in advice):
         yield "Nothing here speaks for splitting: pdserve up --prefill 0 --decode 0 --colocated N."
     else:
         yield (
-            "Splitting buys steady streams, not throughput: workers that share one machine's cores answer a lone "
-            "request sooner together (--prefill 0 --decode 0 --colocated 1)."
+            f"Splitting buys steady streams, not throughput: more workers on this machine share its {num_cores} cores, "
+            "and all of those in one answer a lone request sooner (--prefill 0 --decode 0 --colocated 1)."
         )
+
+
+def _counted(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

@@ -15,7 +15,7 @@ from cluster.deployment import until_ready
 from cluster.display import Display
 from cluster.findings import Finding, Grade, findings_table, is_healthy
 from cluster.machine_checks import check_clocks, check_machine
-from cluster.plan import Overrides, Plan, make_plan
+from cluster.plan import Overrides, Plan, available_cores, make_plan
 from cluster.private_run import private_run
 from cluster.registry_client import cluster_status
 from cluster.running import RunningDeployment
@@ -32,6 +32,7 @@ from engine.model.dtype import resolve_device
 
 ONE_PAIR = {Role.PREFILL: 1, Role.DECODE: 1, Role.COLOCATED: 0}
 STATUS_TIMEOUT_S = 3.0
+INTERRUPTED = 130  # exit code, as of a shell
 
 
 def run_doctor(options: UpOptions, found: RunningDeployment, console: Console) -> int:
@@ -45,7 +46,10 @@ def run_doctor(options: UpOptions, found: RunningDeployment, console: Console) -
     console.print(findings_table(findings))
     if not is_healthy(findings):
         return 1
-    measured = _try_out(options, console) if running is None else _as_reported(options.config, running, console)
+    if running is not None:
+        measured = _as_reported(options.config, running, console)
+    elif (measured := _try_out(options, console)) is None:
+        return INTERRUPTED
     if measured is not None:
         _advise(measured, console)
     return 0
@@ -77,7 +81,8 @@ async def _status(found: RunningDeployment) -> pb.ClusterStatus | None:
         return None
 
 
-def _try_out(options: UpOptions, console: Console) -> Measured:
+def _try_out(options: UpOptions, console: Console) -> Measured | None:
+    """None: somebody said stop."""
     results: list[Measured] = []
     config = options.config
     router = config.router.model_copy(update={"disaggregation": "always"})
@@ -94,7 +99,7 @@ def _try_out(options: UpOptions, console: Console) -> Measured:
             results.append(await trial.measure())
 
         deploy(private, console, work)
-    return results[0]
+    return results[0] if results else None
 
 
 def _as_reported(config: ServeConfig, running: pb.ClusterStatus, console: Console) -> Measured | None:
@@ -110,8 +115,8 @@ def _advise(measured: Measured, console: Console) -> None:
     for line in measured_lines(measured):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     console.print(advice_table(advice))
-    for line in summary(advice, measured.speeds):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    for line in summary(advice, available_cores()):
+        console.print(line, highlight=False, markup=False)
 
 
 def _chunk_tokens(config: ServeConfig) -> int:

@@ -17,6 +17,8 @@ from common.config import Role, ServeConfig
 from common.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
+MAX_WORKERS = 1024
+MAX_WORKERS_PER_CORE, ALWAYS_ALLOWED = 4, 16  # on one machine
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ def make_plan(config: ServeConfig, overrides: Overrides, num_cores: int | None =
     """
     chosen = {role: overrides.replicas.get(role) for role in Role}
     replicas = {role: config.pool(role).replicas if n is None else n for role, n in chosen.items()}
-    require_servable(replicas)
+    require_servable(replicas, num_cores)
     unnamed = frozenset(role for role in Role if config.pool(role).num_threads is None)
     shared = None if num_cores is None else SharedCores(num_cores, unnamed)
     total = sum(replicas.values())
@@ -135,8 +137,16 @@ def make_plan(config: ServeConfig, overrides: Overrides, num_cores: int | None =
     return Plan(_updated(config, changes), shared_cores=shared)
 
 
-def require_servable(replicas: Mapping[Role, int]) -> None:
-    """Raises: ConfigError when pools of these sizes could never serve a request."""
+def require_servable(replicas: Mapping[Role, int], num_cores: int | None) -> None:
+    """num_cores: of the one machine that they share; None: they have several.
+
+    Raises: ConfigError when pools of these sizes could never serve a request, or not get anywhere with it.
+    """
+    total = sum(replicas.values())
+    most = MAX_WORKERS if num_cores is None else max(ALWAYS_ALLOWED, MAX_WORKERS_PER_CORE * num_cores)
+    if total > most:
+        where = "one deployment" if num_cores is None else f"a machine with {num_cores} cores"
+        raise ConfigError(f"{total} workers are too many for {where}: at most {most}")
     if not replicas[Role.COLOCATED] and not (replicas[Role.PREFILL] and replicas[Role.DECODE]):
         raise ConfigError(
             f"{replicas[Role.PREFILL]} prefill and {replicas[Role.DECODE]} decode workers cannot serve: "

@@ -33,7 +33,8 @@ class Pools:
         staying = {each: self._staying(each) for each in Role}
         sizes = {each: len(workers) for each, workers in staying.items()} | {role: replicas}
         try:
-            require_servable(sizes)
+            cores = self._plan.shared_cores
+            require_servable(sizes, None if cores is None else cores.num_cores)
         except ConfigError as error:
             raise InvalidRequest(str(error), param="replicas") from error
         self._troubles.pop(role, None)

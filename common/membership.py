@@ -18,6 +18,7 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.25
 RECONNECT_S = 0.25
+LEAVE_S = 0.5  # for the last word
 # Somebody has to change a file first. INTERNAL: gRPC's word for a refusal that met our first report on the way.
 REFUSED, REFUSED_S = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.INTERNAL), 2.0
 
@@ -46,9 +47,16 @@ class Membership:
         self._source = reports
         self._on_drain = on_drain
         self._access = access
+        self._is_registered = False
+        self._leaving: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._run(), name=f"membership at {router_address}")
 
     async def close(self) -> None:
+        """Says a last word, which tells whether this worker was drained or just ends. Safe to call twice."""
+        if not self._leaving.done():
+            self._leaving.set_result(None)
+        if self._is_registered:
+            await asyncio.wait({self._task}, timeout=LEAVE_S)
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
@@ -62,6 +70,7 @@ class Membership:
                     with self._source.listening() as report:
                         async for reply in registry.Register(self._reports(report), wait_for_ready=True):
                             told.clear()
+                            self._is_registered = True
                             self._heed(reply)
                 except grpc.aio.AioRpcError as error:
                     if error.details() not in told:  # once, not at every try
@@ -69,7 +78,9 @@ class Membership:
                     told.add(error.details())
                     if error.code() in REFUSED:
                         pause_s = REFUSED_S
-                await asyncio.sleep(pause_s)
+                self._is_registered = False
+                if await self._leaves_within(pause_s):
+                    return
 
     def _heed(self, reply: pb.RegisterReply) -> None:
         if reply.router_incarnation:
@@ -79,6 +90,13 @@ class Membership:
 
     async def _reports(self, report: Report) -> AsyncIterator[pb.WorkerReport]:
         yield pb.WorkerReport(hello=self._hello)
-        while True:
+        is_last = False
+        while not is_last:
+            is_last = self._leaving.done()
             yield pb.WorkerReport(load=await report())
-            await asyncio.sleep(HEARTBEAT_S)
+            if not is_last:
+                await self._leaves_within(HEARTBEAT_S)
+
+    async def _leaves_within(self, seconds: float) -> bool:
+        await asyncio.wait({self._leaving}, timeout=seconds)
+        return self._leaving.done()

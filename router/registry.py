@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import aclosing
@@ -25,6 +26,8 @@ from router.supervision import Supervision
 from router.worker import Worker
 
 logger = logging.getLogger(__name__)
+
+NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")  # of a worker: it goes to terminals, logs and metrics
 
 
 class Registry:
@@ -230,6 +233,8 @@ class RegistryService(pb_grpc.RegistryServicer):
             first = await anext(requests, None)
             if first is None or not first.hello.worker_id or not first.hello.incarnation or not first.hello.role:
                 raise InvalidRequest("a worker's first report is a hello with its id, role and incarnation")
+            if not NAME.fullmatch(first.hello.worker_id):
+                raise InvalidRequest("a worker's name has 1 to 64 letters, digits, dots, dashes and underscores")
             worker = Worker(first.hello, self._access)
             try:
                 self._registry.join(worker)

@@ -16,6 +16,7 @@ from loadgen.workload import LengthRange, PromptKind, Workload
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 DEFAULT_NUM_REQUESTS = 100
+DEFAULT_BURST_SIZE = 8
 DISAGGREGATED, COLOCATED = "disaggregated", "colocated"
 DEFAULT_GOAL = 0.9
 
@@ -66,7 +67,7 @@ def argument_parser() -> argparse.ArgumentParser:
     pacing.add_argument("--rate", type=_above(float, 0), help="open loop: requests per second, or inf")
     pacing.add_argument("--concurrency", type=_above(int, 0), help="closed loop: clients; default 1")
     add("--arrivals", choices=list(Arrivals), default=Arrivals.POISSON, help="of --rate; default poisson")
-    add("--burst-size", type=_above(int, 0), default=8, metavar="N", help="requests at once; default %(default)s")
+    add("--burst-size", type=_above(int, 0), metavar="N", help=f"requests at once; default {DEFAULT_BURST_SIZE}")
     add("--num-requests", type=_above(int, 0), help=f"default {DEFAULT_NUM_REQUESTS}, or the whole trace")
     add("--duration", type=_above(float, 0), metavar="SECONDS", help="send for this long")
     add("--input-tokens", type=_parsed_by(LengthRange.parse), metavar="N or LOW:HIGH", help="default 512")
@@ -78,7 +79,7 @@ def argument_parser() -> argparse.ArgumentParser:
         help="lengths and, without --rate or --concurrency, arrivals: an"
         " Azure .csv (TIMESTAMP,ContextTokens,GeneratedTokens) or a Mooncake .jsonl",
     )
-    add("--trace-speed", type=_above(float, 0), default=1.0, help="replay the trace's arrivals this much faster")
+    add("--trace-speed", type=_above(float, 0), help="replay the trace's arrivals this much faster")
     add(
         "--trace-bin",
         type=_above(float, 0),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loadgen.arguments import (
+    DEFAULT_BURST_SIZE,
     DEFAULT_NUM_REQUESTS,
     DEFAULT_URL,
     Arrivals,
@@ -108,7 +109,9 @@ def _objectives(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> 
     if parsed.slo is None:
         parser.error("--sweep needs --slo: the objectives that a rate is judged by")
     if parsed.duration is not None:
-        parser.error("--sweep tries every rate with the same number of requests: give --num-requests, not --duration")
+        parser.error(
+            "--sweep gives every rate the same number of requests, or a few seconds' worth: give --num-requests"
+        )
     if parsed.sweep > 1:
         parser.error("--sweep is a share of the requests, such as 0.9")
     if parsed.concurrency is not None or parsed.arrivals != Arrivals.POISSON or parsed.rate == math.inf:
@@ -123,6 +126,10 @@ def _workload(parser: argparse.ArgumentParser, parsed: argparse.Namespace, promp
         parser.error(str(error))
     if parsed.trace_bin is not None and not trace:
         parser.error("--trace-bin is of a --trace")
+    if parsed.trace_speed is not None and not trace:
+        parser.error("--trace-speed is of a --trace")
+    if parsed.burst_size is not None and parsed.arrivals != Arrivals.BURST:
+        parser.error("--burst-size is of --arrivals burst")
     if parsed.trace_bin is not None:
         trace = spread_in_bins(trace, parsed.trace_bin, parsed.seed)
     if trace and (parsed.input_tokens or parsed.output_tokens):
@@ -149,11 +156,11 @@ def _workload(parser: argparse.ArgumentParser, parsed: argparse.Namespace, promp
 
 def _pacing(parsed: argparse.Namespace, has_trace: bool) -> Pacing:
     if parsed.rate is not None:
-        return _open_loop(Arrivals(parsed.arrivals), parsed.rate, parsed.burst_size)
+        return _open_loop(Arrivals(parsed.arrivals), parsed.rate, parsed.burst_size or DEFAULT_BURST_SIZE)
     if parsed.concurrency is not None:
         return ClosedLoop(parsed.concurrency)
     if has_trace:
-        return Replay(parsed.trace_speed)
+        return Replay(parsed.trace_speed or 1.0)
     return ClosedLoop(COMPARE_CONCURRENCY if parsed.compare else 1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import ceil
 
 from rich.console import Console
 
@@ -14,6 +15,8 @@ from loadgen.slo import Slo, attainment
 from loadgen.sweep import Search, find_highest_rate
 from loadgen.workload import ClosedLoop, Poisson, Workload, plan
 
+# A rate that is too high shows as a backlog, which must have time to outgrow the objective for the first token.
+SWEEP_LENGTH, MAX_TTFT_S = 5.0, 2.0  # times the objective, of which no more than this counts
 SWEEP_SEED = 1000  # far from the seeds of what was sent before: a cached prompt would be a faster one
 
 
@@ -47,13 +50,18 @@ class Session:
             await measure(request, target, clock(), self.timeout_s)
 
     async def sweep(self, workload: Workload, target: Target, slo: Slo, search: Search) -> None:
-        """Each rate gets requests of its own, as many as the workload has."""
+        """Each rate gets requests of its own, as many as the workload has, and enough to be more than a burst."""
         swept = SweepRun(target.label, slo, search.goal)
         self.results.sweeps.append(swept)
 
         async def attainment_at(rate: float) -> float:
             seed = workload.seed + SWEEP_SEED * (len(swept.runs) + 1)
             tried = replace(workload, pacing=Poisson(rate), seed=seed)
+            if workload.num_requests is not None and workload.duration_s is None:
+                tried = replace(
+                    tried,
+                    num_requests=max(workload.num_requests, ceil(rate * SWEEP_LENGTH * min(slo.ttft_s, MAX_TTFT_S))),
+                )
             view = RunView(f"{target.label} at {rate:.2f}/s", tried.num_planned, clock)
             async with shown(view, self.console):
                 await run(tried, target, self.timeout_s, view)

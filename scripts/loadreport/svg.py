@@ -120,8 +120,9 @@ class Plot:
         yield f'<text class="label middle" x="14" y="{middle}" {turned}>{escape(self.y.label)}</text>'
 
     def _legend(self) -> Iterable[str]:
-        x = LEFT
-        for style, text in self.legend:
+        widths = [KEY_PX + CHARACTER_PX * len(text) for _, text in self.legend]
+        x = max(0.0, min(LEFT, WIDTH - sum(widths)))  # further left where it would not fit
+        for (style, text), width in zip(self.legend, widths, strict=True):
             is_rule = style == "rule"
             key = (
                 f'<line class="rule" x1="{x}" x2="{x + 12}" y1="15" y2="15"/>'
@@ -129,7 +130,7 @@ class Plot:
                 else f'<rect class="bar {style}" x="{x}" y="9" width="12" height="10"/>'
             )
             yield f'{key}<text class="tick" x="{x + 16}" y="18">{escape(text)}</text>'
-            x += KEY_PX + CHARACTER_PX * len(text)
+            x += width
 
     def _name(self, style: str, label: str | None) -> None:
         if label is not None and (style, label) not in self.legend:

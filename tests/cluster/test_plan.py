@@ -46,6 +46,14 @@ def test_pools_that_could_never_serve_are_refused(replicas: tuple[int, int, int]
         make_plan(ServeConfig(), Overrides(dict(zip(Role, replicas, strict=True))))
 
 
+@pytest.mark.parametrize(("num_cores", "num_workers"), [(2, 17), (8, 33), (None, 1025)])
+def test_more_workers_than_could_ever_get_anywhere_are_refused(num_cores: int | None, num_workers: int) -> None:
+    most = Overrides({Role.PREFILL: num_workers - 2})
+    assert make_plan(ServeConfig(), most, num_cores).config.prefill.replicas == num_workers - 2
+    with pytest.raises(ConfigError, match=f"{num_workers} workers are too many .* at most {num_workers - 1}"):
+        make_plan(ServeConfig(), Overrides({Role.PREFILL: num_workers - 1}), num_cores)
+
+
 def test_a_colocated_worker_alone_can_serve() -> None:
     plan = make_plan(ServeConfig(), Overrides({Role.PREFILL: 0, Role.DECODE: 0, Role.COLOCATED: 1}))
     assert plan.worker_names == ["colocated-0"]

@@ -74,6 +74,15 @@ async def test_a_larger_wish_adds_workers_under_new_names_and_a_smaller_one_lets
         assert scene.names(Role.DECODE) == ["decode-0"]
 
 
+async def test_a_wish_beyond_what_the_machine_could_bear_is_refused_and_changes_nothing() -> None:
+    async with running() as scene:
+        with pytest.raises(InvalidRequest, match="too many for a machine with 8 cores: at most 32"):
+            scene.pools.scale(Role.PREFILL, 999_999)
+        assert scene.names(Role.PREFILL) == ["prefill-0"]
+        scene.pools.scale(Role.PREFILL, 2)
+        assert scene.names(Role.PREFILL) == ["prefill-0", "prefill-1"]
+
+
 async def test_the_same_wish_again_changes_nothing() -> None:
     async with running() as scene:
         for _ in range(2):

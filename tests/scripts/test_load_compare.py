@@ -136,7 +136,7 @@ async def test_both_systems_are_started_measured_and_set_side_by_side(tmp_path: 
     config_path = tmp_path / "serve.yaml"
     pool = "{num_threads: 1, kv_cache_gib: 0.02}"
     config_path.write_text(f"model: {{source: {model}, name: tiny, dtype: float32}}\nprefill: {pool}\ndecode: {pool}\n")
-    slo = Slo(ttft_s=60.0)
+    slo = Slo(ttft_s=0.5)
     results = Results(Judgement(slo))
     workloads = named_workloads(Workload(ClosedLoop(2), num_requests=2, vocab_size=250))
     comparison = Comparison(

@@ -231,6 +231,8 @@ async def test_ctrl_c_reports_what_was_measured(openai_server) -> None:
         ["--slo", "itl:1"],
         ["--percentiles", "50,101"],
         ["--sweep"],
+        ["--trace-speed", "2"],
+        ["--rate", "2", "--burst-size", "3"],
         ["--sweep", "1.5", "--slo", "ttft:1"],
         ["--sweep", "--slo", "ttft:1", "--concurrency", "2"],
         ["--sweep", "--slo", "ttft:1", "--duration", "2"],
