@@ -51,6 +51,10 @@ class Membership:
         self._leaving: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._run(), name=f"membership at {router_address}")
 
+    @property
+    def is_registered(self) -> bool:
+        return self._is_registered
+
     async def close(self) -> None:
         """Says a last word, which tells whether this worker was drained or just ends. Safe to call twice."""
         if not self._leaving.done():

@@ -11,8 +11,9 @@ MIN_PROMPT_TOKENS = 16  # in a step that has any: prompts move on whatever the s
 GOAL_SHARE = 0.9  # of the goal is planned for; the rest is what the router and the wire add
 TRUSTED_SHARE = 4  # a rate counts once a step had a quarter of the tokens that a step may have
 DECODE_MEMORY, PROMPT_MEMORY = 0.98, 0.95  # what a point weighs after the next one: some 50 and 20 steps are remembered
-# Whatever disturbs a step makes it longer, so one that was much shorter than foreseen is the better witness.
-QUICK_SHARE, QUICK_MEMORY = 0.7, 0.6
+# Whatever disturbs a step makes it longer: one that took less than this part of what was foreseen is the better
+# witness, and all that is remembered is brought nearer to it by that part of the difference.
+QUICK_SHARE, QUICK_WEIGHT = 0.7, 0.3
 MIN_SPREAD = 0.01  # variance of x over its mean squared, below which points count as all the same
 
 
@@ -30,7 +31,11 @@ class Pace:
         if num_prompt_tokens == 0:
             self._decode_fit.add(num_decodes, seconds)
         else:
-            self._prompt_fit.add(num_prompt_tokens, max(0.0, seconds - self._decode_fit.line()[1] * num_decodes))
+            prompt_s = max(0.0, seconds - self._decode_fit.line()[1] * num_decodes)
+            foreseen_s = self._prompt_fit.at(num_prompt_tokens)
+            if prompt_s < QUICK_SHARE * foreseen_s:
+                self._prompt_fit.scale(1 - QUICK_WEIGHT * (1 - prompt_s / foreseen_s))
+            self._prompt_fit.add(num_prompt_tokens, prompt_s)
 
     def prompt_budget(self, num_decodes: int) -> int:
         """Prompt tokens that a step with as many decoding sequences may compute."""
@@ -51,8 +56,7 @@ class Pace:
 
     def decode_step_s(self, num_decodes: int) -> float:
         """Of a step without prompts; 0 while there was none."""
-        base_s, sequence_s = self._decode_fit.line()
-        return base_s + sequence_s * num_decodes
+        return self._decode_fit.at(num_decodes)
 
 
 @dataclass
@@ -73,14 +77,21 @@ class LineFit:
 
     def add(self, x: float, y: float) -> None:
         """x > 0."""
-        intercept, slope = self.line()
-        memory = min(self.memory, QUICK_MEMORY) if y < QUICK_SHARE * (intercept + slope * x) else self.memory
         self.largest_x = max(self.largest_x, x)
-        self._weight = memory * self._weight + 1
-        self._x = memory * self._x + x
-        self._y = memory * self._y + y
-        self._xx = memory * self._xx + x * x
-        self._xy = memory * self._xy + x * y
+        self._weight = self.memory * self._weight + 1
+        self._x = self.memory * self._x + x
+        self._y = self.memory * self._y + y
+        self._xx = self.memory * self._xx + x * x
+        self._xy = self.memory * self._xy + x * y
+
+    def scale(self, factor: float) -> None:
+        """The whole line."""
+        self._y *= factor
+        self._xy *= factor
+
+    def at(self, x: float) -> float:
+        intercept, slope = self.line()
+        return intercept + slope * x
 
     def line(self) -> tuple[float, float]:
         """Intercept and slope; zeros before the first point."""

@@ -59,17 +59,18 @@ async def test_a_worker_that_ends_says_whether_it_was_drained_whatever_its_last_
 ) -> None:
     left: list[bool] = []
     async with registry_at() as (registry, address):
-        has_joined, has_left = asyncio.Event(), asyncio.Event()
+        has_left = asyncio.Event()
 
         def note(worker: Worker) -> None:
             left.append(worker.is_draining)
             has_left.set()
 
         registry.on_left = note
-        registry.on_change = has_joined.set
         reports = Reports()
         membership = Membership(address, hello("decode-0"), reports, lambda timeout_s: None, NO_SECRET)
-        await asyncio.wait_for(has_joined.wait(), 10)
+        async with asyncio.timeout(10):
+            while not membership.is_registered:
+                await asyncio.sleep(0.01)
         reports.is_draining = is_draining
         await membership.close()
         await asyncio.wait_for(has_left.wait(), 10)
