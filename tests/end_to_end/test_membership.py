@@ -39,8 +39,10 @@ async def reason_of(cluster: LocalCluster, worker_id: str, router: int = 0) -> s
 
 
 async def is_fit(cluster: LocalCluster, worker_id: str) -> bool:
-    is_checked = all(pair.standing == pb.PAIR_GOOD for pair in (await cluster.cluster_status()).pairs)
-    return await reason_of(cluster, worker_id) == "" and is_checked
+    """Both as of one moment: one that has just come is fit, and its pairs are not checked yet."""
+    status = await cluster.cluster_status()
+    is_there = any(each.hello.worker_id == worker_id and not each.unfit_reason for each in status.workers)
+    return is_there and all(pair.standing == pb.PAIR_GOOD for pair in status.pairs)
 
 
 async def is_running(cluster: LocalCluster, worker_id: str) -> bool:
