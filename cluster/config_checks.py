@@ -30,7 +30,7 @@ def check_ports(plan: Plan) -> Finding:
     try:
         router = with_free_ports(plan).config.router
     except ConfigError as error:
-        return Finding("ports", Grade.BAD, str(error))
+        return Finding("ports", Grade.BAD, str(error).partition(", or give ")[0])  # an option of `pdserve up`
     return Finding("ports", Grade.GOOD, f"{router.http_port}, {router.grpc_port} and {router.control_port} are free")
 
 

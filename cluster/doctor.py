@@ -60,11 +60,15 @@ def _findings(options: UpOptions, running: pb.ClusterStatus | None) -> Iterator[
     yield from check_machine(config)
     try:
         plan = make_plan(config, options.overrides)
-        model = resolve_model(config.model.source)
     except ConfigError as error:
         yield Finding("config", Grade.BAD, str(error))
         return
-    yield from check_config(plan, model)
+    try:
+        model = resolve_model(config.model.source)
+    except ConfigError as error:
+        yield Finding("model", Grade.BAD, str(error))
+    else:
+        yield from check_config(plan, model)
     if running is None:
         yield check_ports(plan)
         return
