@@ -49,7 +49,8 @@ def plan_for(configuration: Configuration, config: ServeConfig, num_cores: int) 
     pair = make_plan(quiet(config), Overrides({Role.PREFILL: 1, Role.DECODE: 1, Role.COLOCATED: 0}), num_cores).config
     if configuration.is_pair:
         transfer = pair.transfer.model_copy(update={"transport": configuration.transport})
-        return with_free_ports(Plan(pair.model_copy(update={"transfer": transfer})))
+        router = pair.router.model_copy(update={"disaggregation": "always"})  # the handoff is what is measured
+        return with_free_ports(Plan(pair.model_copy(update={"transfer": transfer, "router": router})))
     num_threads = (pair.prefill.num_threads or 1) + (pair.decode.num_threads or 1)
     colocated = pair.decode.model_copy(update={"num_threads": num_threads})
     replicas = {Role.PREFILL: 0, Role.DECODE: 0, Role.COLOCATED: 1}
