@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from bench_goal import Goal
 from engine.model.config import ModelConfig
-from enginebench.goals import Goal, goals_for
+from enginebench.goals import goals_for
 from enginebench.measure import (
     COMPARED_LENGTH,
     DECODE_POINTS,

@@ -25,10 +25,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
+from bench_goal import Goal
 from routerbench.load import LatencySample, RateSample
 from routerbench.measure import APIS, DIRECT, MemorySample, PoolSamples, Samples
 
@@ -38,18 +39,6 @@ LATENCIES: Mapping[str, Callable[[LatencySample], list[float]]] = {
     "itl": lambda sample: sample.itl_s,
     "delay": lambda sample: sample.delay_s,
 }
-
-
-@dataclass(frozen=True)
-class Goal:
-    sign: Literal["<=", ">="]
-    bound: float
-
-    def holds(self, value: float) -> bool:
-        return value <= self.bound if self.sign == "<=" else value >= self.bound
-
-    def __str__(self) -> str:
-        return f"{self.sign} {self.bound:g}"
 
 
 GOALS = {

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from transferbench.goals import CHECKSUM_SHARE, SENDING_COST, YARDSTICKS, Goal, exposed_goal, exposed_share_goal
+from bench_goal import Goal
+from transferbench.goals import CHECKSUM_SHARE, SENDING_COST, YARDSTICKS, exposed_goal, exposed_share_goal
 from transferbench.link import Sample
 from transferbench.measure import Pass
 from transferbench.serving import HandoffPass, Load

@@ -3,21 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
+from bench_goal import Goal
 from transferbench.raw import Raw
-
-
-@dataclass(frozen=True)
-class Goal:
-    sign: Literal["<=", ">="]
-    bound: float
-
-    def holds(self, value: float) -> bool:
-        return value <= self.bound if self.sign == "<=" else value >= self.bound
-
-    def __str__(self) -> str:
-        return f"{self.sign} {self.bound:g}"
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,12 @@ import torch
 from rich.console import Console
 
 from bench_engine import main
+from bench_goal import Goal
 from engine.model.config import ExpertsConfig, ModelConfig, RopeConfig
 from engine.native.load import load_native
 from enginebench.clock import Clock, share_outside_kernels, timed_library
 from enginebench.figures import Figure, Run, figures_json, figures_of
-from enginebench.goals import Goal, goals_for
+from enginebench.goals import goals_for
 from enginebench.limits import TorchProbe
 from enginebench.measure import (
     DECODE_POINTS,
