@@ -122,6 +122,7 @@ class Engine:
             self._pace.observe(sum(prompts), 0, self._warm_up_step(prompts))
         for streams in ([1], [1] * num_streams):
             self._pace.observe(0, len(streams), self._warm_up_step(streams))
+        self._kv_cache.populate()
 
     def _warm_up_step(self, lengths: list[int]) -> float:
         """How long a step takes, in seconds, with sequences of these lengths, all computed."""

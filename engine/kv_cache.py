@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.populate import populate_in_background
+
 
 @dataclass(frozen=True)
 class KVCacheShape:
@@ -39,6 +41,10 @@ class KVCache:
         self._blocks = self._slots.view(
             shape.num_layers, 2, shape.num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim
         )
+
+    def populate(self) -> None:
+        """Have the system give all of the memory soon, rather than page by page to steps that others wait for."""
+        populate_in_background(self._slots)
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """K and V of one layer, each [num_blocks, block_size, num_kv_heads, head_dim]; views, not copies."""
