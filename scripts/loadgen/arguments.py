@@ -141,7 +141,8 @@ def _above(kind: Callable[[str], Number], bound: int) -> Callable[[str], Number]
     def parse(text: str) -> Number:
         number = kind(text)
         if not number > bound:
-            raise argparse.ArgumentTypeError(f"{text} is not above {bound}")
+            limit = f"a number from {bound + 1} up" if kind is int else f"above {bound}"
+            raise argparse.ArgumentTypeError(f"{text} is not {limit}")
         return number
 
     parse.__name__ = kind.__name__  # argparse names it: "invalid int value"

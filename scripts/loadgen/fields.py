@@ -28,6 +28,12 @@ def distribution_of(summary: Summary, key: str) -> Distribution | None:
     return distribution
 
 
+def rate_of(summary: Summary, key: str) -> float | None:
+    """None when nothing was completed: an interrupt before the first answer is no speed of 0."""
+    rate: float = getattr(summary, key)
+    return rate if summary.completed else None
+
+
 def statistic_names(summary: Summary) -> list[str]:
     """As `vllm bench serve` names them: mean, p50, p99.9."""
     return ["mean", *(f"p{percentile:g}" for percentile in summary.percentiles)]

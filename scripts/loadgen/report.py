@@ -11,6 +11,7 @@ from loadgen.fields import (
     LATENCIES,
     RATES,
     distribution_of,
+    rate_of,
     ratio,
     statistic_names,
     statistics_of,
@@ -30,13 +31,13 @@ def single_report(label: str, summary: Summary) -> RenderableType:
         latencies.add_column(statistic, justify="right")
     for name, key, _ in LATENCIES:
         values = statistics_of(distribution_of(summary, key))
-        latencies.add_row(name, *(ms_text(values.get(statistic)) for statistic in statistics))
+        latencies.add_row(name, *(number_text(values.get(statistic)) for statistic in statistics))
     totals = Table(show_header=False)
     totals.add_column()
     totals.add_column(justify="right")
     totals.add_row("duration s", f"{summary.duration_s:.2f}")
     for name, key in RATES:
-        totals.add_row(name, f"{_number(summary, key):,.2f}")
+        totals.add_row(name, number_text(rate_of(summary, key)))
     for name, key in COUNTS:
         totals.add_row(name, f"{_number(summary, key):,.0f}")
     for name, text in _objectives(summary):
@@ -56,13 +57,12 @@ def comparison_report(labels: tuple[str, str], summaries: tuple[Summary, Summary
         for statistic in statistics:
             first, second = (side.get(statistic) for side in sides)
             is_last = statistic == statistics[-1]
-            row = (ms_text(first), ms_text(second), ratio_text(first, second))
+            row = (number_text(first), number_text(second), ratio_text(first, second))
             table.add_row(f"{name} {statistic} ms", *row, end_section=is_last)
     for name, key in RATES:
-        values = [_number(summary, key) for summary in summaries]
-        table.add_row(
-            name, *(f"{value:,.2f}" for value in values), ratio_text(*values), end_section=name == RATES[-1][0]
-        )
+        first, second = (rate_of(summary, key) for summary in summaries)
+        row = (number_text(first), number_text(second), ratio_text(first, second))
+        table.add_row(name, *row, end_section=name == RATES[-1][0])
     for name, key in COUNTS:
         table.add_row(name, *(f"{_number(summary, key):,.0f}" for summary in summaries), "")
     for (name, first_text), (_, second_text) in zip(*map(_objectives, summaries), strict=True):
@@ -115,7 +115,7 @@ def _objectives(summary: Summary) -> list[tuple[str, str]]:
     return [("within SLO", f"{summary.slo_attainment:.1%}"), ("goodput, requests/s", f"{summary.request_goodput:,.2f}")]
 
 
-def ms_text(value: float | None) -> str:
+def number_text(value: float | None) -> str:
     return "–" if value is None else f"{value:,.2f}"
 
 

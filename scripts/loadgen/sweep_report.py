@@ -8,7 +8,7 @@ from rich.text import Text
 
 from loadgen.fields import statistics_of
 from loadgen.metrics import Distribution, Judgement, summarize
-from loadgen.report import ms_text
+from loadgen.report import number_text
 from loadgen.results import SweepRun
 
 
@@ -21,7 +21,7 @@ def sweep_report(swept: SweepRun, judgement: Judgement) -> RenderableType:
         table.add_column(column, justify="right")
     for rate, records in sorted(swept.runs, key=lambda run: run[0]):
         summary = summarize(records, judged)
-        worst = [ms_text(statistics_of(each).get(names[-1])) for each in (summary.ttft, summary.tpot)]
+        worst = [number_text(statistics_of(each).get(names[-1])) for each in (summary.ttft, summary.tpot)]
         share = "–" if summary.slo_attainment is None else f"{summary.slo_attainment:.1%}"
         table.add_row(f"{rate:.2f}", share, f"{summary.request_goodput or 0.0:.2f}", *worst)
     return Group(table, Text(sweep_sentence(swept)))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from html import escape
 
-from loadgen.fields import LATENCIES, RATES, distribution_of, statistic_names, statistics_of
+from loadgen.fields import LATENCIES, RATES, distribution_of, rate_of, statistic_names, statistics_of
 from loadgen.metrics import Judgement, Summary
 from loadgen.results import Results, Run, StreamsRun
 from loadgen.sweep_report import sweep_sentence
@@ -52,15 +52,15 @@ def _workload(name: str, runs: Sequence[Run], judgement: Judgement) -> Iterable[
 
 
 def _numbers(targets: Sequence[str], summaries: Sequence[Summary]) -> str:
-    rows = []
+    rows: list[tuple[str, Sequence[float | int | None]]] = []
     for label, key, _ in LATENCIES:
         sides = [statistics_of(distribution_of(summary, key)) for summary in summaries]
         for statistic in statistic_names(summaries[0]):
             rows.append((f"{label} {statistic}, ms", [side.get(statistic) for side in sides]))
     for label, key in RATES:
-        rows.append((label, [float(getattr(summary, key)) for summary in summaries]))
-    rows.append(("completed", [float(summary.completed) for summary in summaries]))
-    rows.append(("failed", [float(summary.failed) for summary in summaries]))
+        rows.append((label, [rate_of(summary, key) for summary in summaries]))
+    rows.append(("completed", [summary.completed for summary in summaries]))
+    rows.append(("failed", [summary.failed for summary in summaries]))
     if summaries[0].slo_attainment is not None:
         rows.append(("within SLO, %", [100 * (summary.slo_attainment or 0.0) for summary in summaries]))
         rows.append(("goodput, requests/s", [summary.request_goodput for summary in summaries]))
@@ -80,15 +80,20 @@ def _streams(streams: Sequence[StreamsRun], judgement: Judgement) -> Iterable[st
     yield _plots([streams_over_time(each) for each in streams])
 
 
-def _table(columns: Sequence[str], rows: Sequence[tuple[str, Sequence[float | None]]]) -> str:
+def _table(columns: Sequence[str], rows: Sequence[tuple[str, Sequence[float | int | None]]]) -> str:
     head = "".join(f'<th><span class="key s{index}"></span>{escape(name)}</th>' for index, name in enumerate(columns))
     lines = [
-        f"<tr><th>{escape(label)}</th>"
-        + "".join(f"<td>{'–' if value is None else f'{value:,.2f}'}</td>" for value in values)
-        + "</tr>"
+        f"<tr><th>{escape(label)}</th>" + "".join(f"<td>{_number(value)}</td>" for value in values) + "</tr>"
         for label, values in rows
     ]
     return f"<details open><summary>Numbers</summary><table><tr><th></th>{head}</tr>{''.join(lines)}</table></details>"
+
+
+def _number(value: float | int | None) -> str:
+    """Counts are whole."""
+    if value is None:
+        return "–"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
 
 
 def _plots(plots: Iterable[Plot]) -> str:
