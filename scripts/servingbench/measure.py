@@ -13,7 +13,7 @@ from cluster.plan import Plan, available_cores
 from common.config import ServeConfig
 from servingbench.client import BenchFailed, Client, connected
 from servingbench.figures import Figure, Pass, PromptSample, figures_of
-from servingbench.system import Configuration, plan_for, run_system, until_ready
+from servingbench.system import Configuration, handing_over, plan_for, run_system, until_ready
 
 PROMPT_LENGTHS = (128, 512, 1024, 2048)
 PROMPT_OUTPUT_TOKENS = 16  # one for the TTFT, one for the handoff, the rest for the decode step
@@ -42,7 +42,7 @@ class Bench:
         num_starts = min(self.repeats, MAX_STARTS)
         for start in range(1, num_starts + 1):
             num_passes = self.repeats if start == num_starts else 0
-            plan = plan_for(configuration, self.config, available_cores())
+            plan = plan_for(configuration, handing_over(self.config), available_cores())
             with TemporaryDirectory(prefix="pdserve-bench-") as folder:
                 life = await run_system(plan, Path(folder), partial(self._one_life, configuration.name, num_passes))
             ready_s.append(life.ready_s)

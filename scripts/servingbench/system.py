@@ -43,14 +43,19 @@ class Configuration:
         return self.transport is not None
 
 
+def handing_over(config: ServeConfig) -> ServeConfig:
+    """The same, for benches of the handoff: every prompt goes through one."""
+    router = config.router.model_copy(update={"disaggregation": "always"})
+    return config.model_copy(update={"router": router})
+
+
 def plan_for(configuration: Configuration, config: ServeConfig, num_cores: int) -> Plan:
     """One worker of each role of the pair, or one colocated worker with the decode worker's settings and the threads
     of both. Raises: ConfigError."""
     pair = make_plan(quiet(config), Overrides({Role.PREFILL: 1, Role.DECODE: 1, Role.COLOCATED: 0}), num_cores).config
     if configuration.is_pair:
         transfer = pair.transfer.model_copy(update={"transport": configuration.transport})
-        router = pair.router.model_copy(update={"disaggregation": "always"})  # the handoff is what is measured
-        return with_free_ports(Plan(pair.model_copy(update={"transfer": transfer, "router": router})))
+        return with_free_ports(Plan(pair.model_copy(update={"transfer": transfer})))
     num_threads = (pair.prefill.num_threads or 1) + (pair.decode.num_threads or 1)
     colocated = pair.decode.model_copy(update={"num_threads": num_threads})
     replicas = {Role.PREFILL: 0, Role.DECODE: 0, Role.COLOCATED: 1}

@@ -13,7 +13,7 @@ from common.config import ServeConfig
 from common.lifecycle import Stage
 from servingbench.client import Answer, BenchFailed, Client, connected
 from servingbench.measure import PROMPT_OUTPUT_TOKENS, READY_TIMEOUT_S
-from servingbench.system import Configuration, plan_for, run_system, until_ready
+from servingbench.system import Configuration, handing_over, plan_for, run_system, until_ready
 
 ENOUGH_TOKENS = 1024
 
@@ -76,7 +76,7 @@ class HandoffBench:
 
     async def measure(self) -> list[HandoffPass]:
         """Starts the system and stops it. Raises: ConfigError, MemberGivenUp, ServingError, BenchFailed."""
-        plan = plan_for(Configuration(self.config.transfer.transport), self.config, available_cores())
+        plan = plan_for(Configuration(self.config.transfer.transport), handing_over(self.config), available_cores())
         with TemporaryDirectory(prefix="pdserve-bench-") as folder:
             return await run_system(plan, Path(folder), self._measure_on)
 

@@ -27,7 +27,7 @@ from common.pb import serving_pb2 as pb
 from servingbench.client import Answer, BenchFailed, connected
 from servingbench.figures import Figure, HandoffSample, Pass, PromptSample, figures_json, figures_of
 from servingbench.report import report_table
-from servingbench.system import Configuration, plan_for, run_system, until_ready
+from servingbench.system import Configuration, handing_over, plan_for, run_system, until_ready
 from tests.end_to_end.tiny_model import save_tiny_model
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_serving.py"
@@ -175,6 +175,12 @@ def test_every_system_is_one_pair_over_its_transport_on_ports_of_its_own() -> No
     assert router.host == "127.0.0.1"
     assert len(ports) == 3
     assert not ports & {0, 8000, 8001, 8002}
+
+
+def test_a_bench_of_the_handoff_gives_every_prompt_to_a_prefill_worker_and_others_do_as_configured() -> None:
+    config = ServeConfig()
+    assert plan_for(PAIR, config, num_cores=2).config.router.disaggregation == "auto"
+    assert plan_for(PAIR, handing_over(config), num_cores=2).config.router.disaggregation == "always"
 
 
 async def test_a_member_that_cannot_start_ends_the_run_with_its_own_words(tmp_path: Path) -> None:
