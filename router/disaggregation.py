@@ -18,8 +18,9 @@ Reason = Literal[
 # Of the goal for the first token: what is left is for prompts that come later and are shorter, and for errors of the
 # prediction.
 GOAL_SHARE = 0.35
-# Of the prefill worker's time: a decode worker that is sooner by less would disturb its streams for hardly anything.
-SOONER_SHARE = 0.8
+# Of the time that a decode worker's streams would share with the prompt: the first token must come that much sooner, or
+# they are disturbed for hardly anything, or for what two predictions differ by.
+SOONER_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -68,4 +69,6 @@ def _is_late(remote: Remote, yardsticks: Yardsticks) -> bool:
 
 
 def _is_sooner(local: Local, remote: Remote) -> bool:
-    return local.ttft_s is not None and remote.ttft_s is not None and local.ttft_s < SOONER_SHARE * remote.ttft_s
+    if local.ttft_s is None or local.compute_s is None or remote.ttft_s is None:
+        return False
+    return remote.ttft_s - local.ttft_s > SOONER_SHARE * local.compute_s

@@ -11,6 +11,7 @@ IDLE, BUSY, FULL = Remote(True, 0.3), Remote(True, 0.9, has_queue=True), Remote(
 LONG, UNMEASURED = Remote(True, 0.9), Remote(True, None, has_queue=True)
 QUICK, SLOW, SHORT, NO_TIME = Local(0.2, 0.4), Local(0.2, 1.5), Local(0.005, 0.005), Local(0.2, None)
 UNKNOWN, HARDLY_SOONER = Local(None, None), Local(0.6, 0.8)
+NEARLY_IDLE, LONG_THERE_TOO = Remote(True, 2.3, has_queue=True), Local(1.6, 1.7)
 
 
 @pytest.mark.parametrize(
@@ -23,6 +24,8 @@ UNKNOWN, HARDLY_SOONER = Local(None, None), Local(0.6, 0.8)
         ("auto", LONG, QUICK, "disaggregated"),  # its own length takes so long, and running streams are spared
         ("auto", BUSY, SLOW, "disaggregated"),
         ("auto", BUSY, HARDLY_SOONER, "disaggregated"),  # not worth the disturbance
+        ("auto", NEARLY_IDLE, LONG_THERE_TOO, "disaggregated"),  # a long prompt disturbs for long
+        ("auto", NEARLY_IDLE, QUICK, "prefill_queue"),
         ("auto", BUSY, NO_TIME, "disaggregated"),
         ("auto", BUSY, UNKNOWN, "disaggregated"),
         ("auto", FULL, QUICK, "prefill_queue"),
