@@ -30,6 +30,7 @@ def populate_in_background(tensor: Tensor) -> threading.Thread | None:
     """
     if tensor.device.type != "cpu" or sys.platform != "linux":
         return None
+    _advise(tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, MADV_HUGEPAGE)
     thread = threading.Thread(target=_populate, args=(weakref.ref(tensor),), name="populate", daemon=True)
     thread.start()
     return thread
@@ -41,8 +42,6 @@ def _populate(reference: weakref.ref[Tensor]) -> None:
     while (tensor := reference()) is not None and offset < tensor.nbytes:
         start = tensor.data_ptr() + offset
         end = min(start + CHUNK_BYTES, tensor.data_ptr() + tensor.nbytes)
-        if offset == 0:
-            _advise(tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, MADV_HUGEPAGE)  # as far as it knows them
         if not _advise(start, end, MADV_POPULATE_WRITE):
             return  # an older kernel: pages come when they are written
         offset += CHUNK_BYTES
@@ -50,7 +49,8 @@ def _populate(reference: weakref.ref[Tensor]) -> None:
 
 
 def _advise(start: int, end: int, advice: int) -> bool:
-    """For the whole pages between two addresses; the lock of the interpreter is not held meanwhile."""
+    """For the whole pages between two addresses; the lock of the interpreter is not held meanwhile. False: the system
+    does not know the advice, or has no such memory."""
     first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
     if first >= last:
         return True
