@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.populate import populate_in_background
+from engine.populate import populate
+
+POPULATE_S = 2.0  # 1 GiB takes half a second, or many where a virtual machine's host has to find it
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,8 @@ class KVCache:
         )
 
     def populate(self) -> None:
-        """Have the system give all of the memory soon, rather than page by page to steps that others wait for."""
-        populate_in_background(self._slots)
+        """Have the system give all of the memory now, rather than page by page to steps that others wait for."""
+        populate(self._slots, POPULATE_S)
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """K and V of one layer, each [num_blocks, block_size, num_kv_heads, head_dim]; views, not copies."""
