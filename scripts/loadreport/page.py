@@ -8,6 +8,7 @@ from html import escape
 
 from loadgen.fields import LATENCIES, RATES, distribution_of, rate_of, statistic_names, statistics_of
 from loadgen.metrics import Judgement, Summary
+from loadgen.report import number_text
 from loadgen.results import Results, Run, StreamsRun
 from loadgen.sweep_report import sweep_sentence
 from loadreport.charts import (
@@ -91,9 +92,7 @@ def _table(columns: Sequence[str], rows: Sequence[tuple[str, Sequence[float | in
 
 def _number(value: float | int | None) -> str:
     """Counts are whole."""
-    if value is None:
-        return "–"
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
+    return f"{value:,}" if isinstance(value, int) else number_text(value)
 
 
 def _plots(plots: Iterable[Plot]) -> str:
