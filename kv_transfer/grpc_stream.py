@@ -18,7 +18,7 @@ from kv_transfer.link import Serve
 from kv_transfer.stream_channel import PayloadDestination, StreamDestination
 
 END_S = 1.0
-TRANSPORT_KEY = "pdserve-kv-transport"  # metadata of a Link call; absent from peers of version 1
+TRANSPORT_KEY = "pdserve-kv-transport"  # metadata of a Link call and of its acceptance; absent from older peers
 
 
 class GrpcLinkStream:
@@ -29,11 +29,14 @@ class GrpcLinkStream:
         """access: the link's own handshake proves more than the call does, but only once a hello has been received, and
         gRPC's limit is one for all methods of a server: far more than a stranger should be able to make it hold."""
         self._address = address
-        self._is_closed = False
+        self._is_begun = self._is_closed = False
         self._channel = connect(address, access)
         self._call = KVTransferStub(self._channel).Link(metadata=((TRANSPORT_KEY, transport),))
 
     async def write(self, request: pb.LinkRequest) -> None:
+        if not self._is_begun:
+            self._is_begun = True
+            await self._accepted_or_ended()
         try:
             with _stream_errors(self._address):
                 await self._call.write(request)
@@ -47,6 +50,14 @@ class GrpcLinkStream:
         if not isinstance(reply, pb.LinkReply):  # grpc.aio.EOF
             raise PeerLost(f"{self._address} ended the KV link")
         return reply
+
+    async def _accepted_or_ended(self) -> None:
+        """A first write that met a refusal under way would lose its reason: grpc.aio then only knows an internal error.
+        Older peers do not say that they accept a call; they get END_S to refuse it."""
+        with suppress(TimeoutError, grpc.aio.AioRpcError):
+            async with asyncio.timeout(END_S):
+                if TRANSPORT_KEY not in await self._call.initial_metadata():
+                    await self._call.code()
 
     async def _raise_end(self) -> None:
         """Raise what the other end ended the call with, if it is known within END_S."""
@@ -112,6 +123,7 @@ class _LinkService(KVTransferServicer):
             transport = metadata.get(TRANSPORT_KEY, next(iter(self._listeners), ""))
             if transport not in self._listeners:
                 raise IncompatiblePeer(f"transports differ: this side does not receive over the source's {transport!r}")
+            await context.send_initial_metadata(((TRANSPORT_KEY, transport),))
             await self._listeners[transport].serve(request_iterator, context.write)
 
 
