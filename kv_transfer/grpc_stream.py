@@ -123,8 +123,14 @@ class _LinkService(KVTransferServicer):
             transport = metadata.get(TRANSPORT_KEY, next(iter(self._listeners), ""))
             if transport not in self._listeners:
                 raise IncompatiblePeer(f"transports differ: this side does not receive over the source's {transport!r}")
-            await context.send_initial_metadata(((TRANSPORT_KEY, transport),))
-            await self._listeners[transport].serve(request_iterator, context.write)
+
+            async def accepted() -> AsyncIterator[pb.LinkRequest]:
+                """From the first read on: until then the call may still be refused."""
+                await context.send_initial_metadata(((TRANSPORT_KEY, transport),))
+                async for request in request_iterator:
+                    yield request
+
+            await self._listeners[transport].serve(accepted(), context.write)
 
 
 @contextmanager
