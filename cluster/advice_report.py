@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.box import SIMPLE
 from rich.table import Table
 
-from cluster.split_advice import Advice, Verdict
+from cluster.split_advice import MIN_STREAMS, Advice, Verdict
 from cluster.trial import Measured
 
 
@@ -28,7 +28,7 @@ def advice_table(advice: Sequence[Advice]) -> Table:
         table.add_column(column, justify="right")
     table.add_column("advice")
     for each in advice:
-        prompt, (prefill, decode) = each.prompt, each.ratio
+        prompt = each.prompt
         table.add_row(
             f"{prompt.num_tokens:,}",
             f"{prompt.kv_bytes / 1e6:.1f}",
@@ -36,7 +36,7 @@ def advice_table(advice: Sequence[Advice]) -> Table:
             f"{prompt.handoff_s * 1e3:.1f}",
             f"{each.colocated_gap_s * 1e3:.0f}",
             f"{each.split_gap_s * 1e3:.0f}",
-            f"{prefill} : {decode}",
+            _ratio(each),
             each.verdict.value,
         )
     return table
@@ -45,20 +45,36 @@ def advice_table(advice: Sequence[Advice]) -> Table:
 def summary(advice: Sequence[Advice], num_cores: int) -> Iterator[str]:
     for each in advice:
         yield f"{each.prompt.num_tokens:,} tokens, {each.verdict.value}: {each.reason}."
-    middle = advice[len(advice) // 2]
-    prefill, decode = middle.ratio
+    split = [each for each in advice if each.verdict is Verdict.SPLIT]
+    if not split:
+        yield "Nothing here speaks for splitting: pdserve up --prefill 0 --decode 0 --colocated N."
+        return
+    yield _start_with(split[len(split) // 2])
     yield (
-        f"For prompts of about {middle.prompt.num_tokens:,} tokens and answers of {middle.prompt.output_tokens}, start "
+        f"Splitting buys steady streams, not throughput: more workers on this machine share its {num_cores} cores, "
+        "and all of those in one answer a lone request sooner (--prefill 0 --decode 0 --colocated 1)."
+    )
+
+
+def _start_with(advice: Advice) -> str:
+    if advice.ratio is None:
+        return (
+            "With how many workers to start depends on how many streams a decode worker carries at a time: ask again "
+            f"while {MIN_STREAMS} or more run on one, or stop this deployment: pdserve doctor then tries its own pair."
+        )
+    prefill, decode = advice.ratio
+    return (
+        f"For prompts of about {advice.prompt.num_tokens:,} tokens and answers of {advice.prompt.output_tokens}, start "
         f"with {_counted(prefill, 'prefill worker')} and {_counted(decode, 'decode worker')}, each on a device or on "
         f"cores of its own as here, and let scripts/load_test.py --sweep decide from there."
     )
-    if all(each.verdict is not Verdict.SPLIT for each in advice):
-        yield "Nothing here speaks for splitting: pdserve up --prefill 0 --decode 0 --colocated N."
-    else:
-        yield (
-            f"Splitting buys steady streams, not throughput: more workers on this machine share its {num_cores} cores, "
-            "and all of those in one answer a lone request sooner (--prefill 0 --decode 0 --colocated 1)."
-        )
+
+
+def _ratio(advice: Advice) -> str:
+    if advice.ratio is None or advice.verdict is Verdict.COLOCATE:
+        return "-"
+    prefill, decode = advice.ratio
+    return f"{prefill} : {decode}"
 
 
 def _counted(number: int, thing: str) -> str:

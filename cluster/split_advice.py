@@ -17,6 +17,7 @@ FELT_GAP = 1.5  # times the step alone: what streams feel of a prompt beside the
 DEAR_HANDOFF = 0.25  # of the prompt's computation
 MIN_CHUNK_TOKENS = 16  # a prompt moves on by as many whatever the streams' goal (engine/pace.py)
 MAX_POOL = 8  # workers, in a ratio to start with
+MIN_STREAMS = 4  # with fewer at a time nobody knows how many a decode worker can carry
 
 
 class Verdict(Enum):
@@ -50,7 +51,7 @@ class Advice:
     prompt: Prompt
     colocated_gap_s: float  # between tokens of running streams while the prompt is computed beside them
     split_gap_s: float
-    ratio: tuple[int, int]  # prefill : decode workers
+    ratio: tuple[int, int] | None  # prefill : decode workers; None: unknown, too few streams were measured together
     verdict: Verdict
 
     @property
@@ -74,7 +75,8 @@ def advise(prompt: Prompt, speeds: Speeds) -> Advice:
         verdict = Verdict.EITHER
     else:
         verdict = Verdict.SPLIT
-    return Advice(prompt, gap_s, speeds.step_s, pool_ratio(prompt, speeds), verdict)
+    ratio = pool_ratio(prompt, speeds) if speeds.num_streams >= MIN_STREAMS else None
+    return Advice(prompt, gap_s, speeds.step_s, ratio, verdict)
 
 
 def colocated_gap_s(prompt_tokens: int, speeds: Speeds) -> float:

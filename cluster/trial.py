@@ -88,11 +88,13 @@ def measured_by(running: pb.ClusterStatus, max_chunk_tokens: int, tpot_goal_s: f
     """From what a deployment's workers report of themselves: handoffs are predicted from the link. None: they do not
     know yet, or there is no pair."""
     links = [pair.link for pair in running.pairs if pair.link.bytes_per_s]
-    loads = {worker.hello.role: worker.load for worker in running.workers}
-    prefill, decode = loads.get(pb.ROLE_PREFILL), loads.get(pb.ROLE_DECODE)
-    if not links or not prefill or not decode or not (prefill.prefill_s_per_token and decode.decode_step_s):
+    loads = [(worker.hello.role, worker.load) for worker in running.workers]
+    prefill_speeds = [load.prefill_s_per_token for role, load in loads if role == pb.ROLE_PREFILL]
+    s_per_token = max(prefill_speeds, default=0.0)
+    decoding = [load for role, load in loads if role == pb.ROLE_DECODE and load.decode_step_s]
+    if not links or not s_per_token or not decoding:
         return None
-    s_per_token = prefill.prefill_s_per_token
+    decode = max(decoding, key=lambda load: load.num_running)
     speeds = Speeds(s_per_token, decode.decode_step_s, max(1, decode.num_running), max_chunk_tokens, tpot_goal_s)
     link, layout = min(links, key=lambda link: link.bytes_per_s), KVLayout.from_pb(running.workers[0].hello.layout)
     prompts = []

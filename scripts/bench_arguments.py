@@ -1,4 +1,4 @@
-"""What the benches' command lines have in common: types for argparse, each with a message that says what would do."""
+"""What the scripts' command lines have in common: types for argparse, each with a message that says what would do."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from argparse import ArgumentTypeError
 from collections.abc import Callable, Collection
 from math import inf
 from pathlib import Path
+from typing import TypeVar
+
+Value = TypeVar("Value")
 
 
 def count(text: str) -> int:
@@ -49,3 +52,15 @@ def writable(text: str) -> Path:
     if not path.parent.is_dir() or path.is_dir():
         raise ArgumentTypeError(f"{path} is not a file in an existing folder")
     return path
+
+
+def explained(parse: Callable[[str], Value]) -> Callable[[str], Value]:
+    """argparse shows the message of its own error, not of a ValueError."""
+
+    def parse_or_say_why(text: str) -> Value:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise ArgumentTypeError(f"{text!r}: {error}") from error
+
+    return parse_or_say_why

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from bench_arguments import count, counts, writable
+from bench_arguments import above_zero, count, counts, writable
 from common.config import DEFAULT_MODEL
 from common.engine_config import EngineConfig
 from common.errors import ConfigError, ServingError
@@ -119,7 +119,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quantization", default="none", choices=("none", "int8"), help="default: %(default)s")
     parser.add_argument("--model", default=DEFAULT_MODEL, help="as model.source in serve.yaml; default: %(default)s")
     parser.add_argument("--dtype", default="bfloat16", choices=tuple(DTYPES), help="default: %(default)s")
-    parser.add_argument("--kv-cache-gib", type=float, default=1.0, metavar="N", help="default: %(default)s")
+    parser.add_argument("--kv-cache-gib", type=above_zero, default=1.0, metavar="N", help="default: %(default)s")
     parser.add_argument("--repeats", type=count, default=5, metavar="N", help="passes; default: %(default)s")
     parser.add_argument("--json", type=writable, metavar="FILE", help="also write the figures here")
     return parser

@@ -13,7 +13,6 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from bench_arguments import counts, some_of
+from bench_arguments import count, counts, some_of, writable
 from engine.native.kernels import NativeKernels
 from engine.native.load import load_native
 from kernelbench.measure import LimitProbe, Limits, Measured, measure
@@ -115,8 +114,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--only", type=some_of(KINDS), default=tuple(KINDS), metavar="LIST", help=f"of {','.join(KINDS)}"
     )
-    parser.add_argument("--repeats", type=int, default=15, metavar="N", help="default: %(default)s")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
+    parser.add_argument("--repeats", type=count, default=15, metavar="N", help="default: %(default)s")
+    parser.add_argument("--json", type=writable, metavar="FILE", help="also write the figures here")
     return parser
 
 

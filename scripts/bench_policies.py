@@ -20,7 +20,7 @@ from typing import get_args
 
 from rich.console import Console
 
-from bench_arguments import above_zero, count
+from bench_arguments import above_zero, count, writable
 from loadgen.trace import TraceError, TraceRow, read_trace
 from policybench.figures import Figure, index_figures, replay_figures, trace_figures
 from policybench.index_speed import NUM_BLOCKS, NUM_WORKERS, measure_index
@@ -89,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--speed", type=above_zero, default=1.0, metavar="X", help="of replay; default: %(default)s")
     parser.add_argument("--repeats", type=count, default=3, metavar="N", help="replays; default: %(default)s")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
+    parser.add_argument("--json", type=writable, metavar="FILE", help="also write the figures here")
     return parser
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench_arguments import count, counts
+from bench_arguments import count, counts, writable
 from common.config import DEFAULT_MODEL
 from common.engine_config import EngineConfig
 from common.errors import ConfigError, ServingError
@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=counts, default=(1, 2), metavar="LIST", help="default: 1,2")
     parser.add_argument("--model", default=DEFAULT_MODEL, help="as model.source in serve.yaml; default: %(default)s")
     parser.add_argument("--repeats", type=count, default=9, metavar="N", help="passes; default: %(default)s")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
+    parser.add_argument("--json", type=writable, metavar="FILE", help="also write the figures here")
     return parser
 
 

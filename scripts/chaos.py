@@ -23,7 +23,7 @@ from typing import get_args
 
 from rich.console import Console
 
-from bench_arguments import above_zero, count, some_of, writable
+from bench_arguments import above_zero, count, explained, some_of, writable
 from chaoslab.figures import Figure, Run, figures_of
 from chaoslab.report import complaints, figure_table, timeline_table
 from chaoslab.run import ROUTER, ChaosFailed, Options, run_chaos
@@ -138,7 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--num-asks", type=count, default=40, metavar="N", help="different requests; default: %(default)s")
     add(
         "--output-tokens",
-        type=LengthRange.parse,
+        type=explained(LengthRange.parse),
         default=LengthRange(16, 96),
         metavar="LOW:HIGH",
         help="default: 16:96",

@@ -30,6 +30,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from starlette.responses import Response, StreamingResponse
 
+from bench_arguments import count
 from cluster.plan import Plan, available_cores
 from common.config import ServeConfig, load_config
 from servingbench.system import Configuration, plan_for, run_system, until_ready
@@ -162,10 +163,10 @@ def argument_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="check_load_test.py", description="The load test beside a plain client.")
     parser.add_argument("--url", help="a server that runs; default: the disaggregated system, started for this")
     parser.add_argument("--config", type=Path, default=Path("serve.yaml"), help="of the system that is started")
-    parser.add_argument("--num-requests", type=int, default=40)
-    parser.add_argument("--concurrency", type=int, default=2)
-    parser.add_argument("--input-tokens", type=int, default=128)
-    parser.add_argument("--output-tokens", type=int, default=48)
+    parser.add_argument("--num-requests", type=count, default=40)
+    parser.add_argument("--concurrency", type=count, default=2)
+    parser.add_argument("--input-tokens", type=count, default=128)
+    parser.add_argument("--output-tokens", type=count, default=48)
     return parser
 
 

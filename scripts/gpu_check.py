@@ -24,6 +24,7 @@ sys.path.insert(0, str(ROOT))  # on a bare image nobody has installed the packag
 
 import torch  # noqa: E402
 
+from bench_arguments import writable  # noqa: E402
 from gpucheck.checks import CHECKS  # noqa: E402
 from gpucheck.figures import Figure, failed  # noqa: E402
 
@@ -97,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gpu_check.py", description="Check and measure the CUDA path on this GPU.")
     parser.add_argument("--small", action="store_true", help="less of everything; the model has 4 of its 32 layers")
     parser.add_argument("--only", choices=list(CHECKS), help="one check, in this process")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
+    parser.add_argument("--json", type=writable, metavar="FILE", help="also write the figures here")
     return parser
 
 

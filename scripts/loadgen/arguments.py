@@ -9,6 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
 
+from bench_arguments import explained, writable
 from loadgen.http_target import Endpoint
 from loadgen.metrics import PERCENTILES
 from loadgen.slo import Slo
@@ -21,7 +22,6 @@ DISAGGREGATED, COLOCATED = "disaggregated", "colocated"
 DEFAULT_GOAL = 0.9
 
 Number = TypeVar("Number", int, float)
-Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ def argument_parser() -> argparse.ArgumentParser:
     add("--burst-size", type=_above(int, 0), metavar="N", help=f"requests at once; default {DEFAULT_BURST_SIZE}")
     add("--num-requests", type=_above(int, 0), help=f"default {DEFAULT_NUM_REQUESTS}, or the whole trace")
     add("--duration", type=_above(float, 0), metavar="SECONDS", help="send for this long")
-    add("--input-tokens", type=_parsed_by(LengthRange.parse), metavar="N or LOW:HIGH", help="default 512")
-    add("--output-tokens", type=_parsed_by(LengthRange.parse), metavar="N or LOW:HIGH", help="default 64")
+    add("--input-tokens", type=explained(LengthRange.parse), metavar="N or LOW:HIGH", help="default 512")
+    add("--output-tokens", type=explained(LengthRange.parse), metavar="N or LOW:HIGH", help="default 64")
     add(
         "--trace",
         type=Path,
@@ -99,11 +99,11 @@ def argument_parser() -> argparse.ArgumentParser:
     add("--timeout", type=_above(float, 0), default=600.0, metavar="SECONDS", help="for one request; default 600")
     add(
         "--slo",
-        type=_parsed_by(Slo.parse),
+        type=explained(Slo.parse),
         metavar="LIMITS",
         help="such as ttft:3,tpot:0.15 in seconds: tells goodput and attainment",
     )
-    add("--percentiles", type=_parsed_by(_percentiles), default=PERCENTILES, metavar="LIST", help="default 50,90,99")
+    add("--percentiles", type=explained(_percentiles), default=PERCENTILES, metavar="LIST", help="default 50,90,99")
     add(
         "--sweep",
         type=_above(float, 0),
@@ -114,23 +114,23 @@ def argument_parser() -> argparse.ArgumentParser:
     )
     add(
         "--compare",
-        type=_parsed_by(_contestants),
+        type=explained(_contestants),
         metavar="A,B",
         help="disaggregated, colocated or a URL, each in turn under four workloads and with streams that run while long"
         " prompts arrive; the first two are started here. Over gRPC where no URL is among them. Random ids",
     )
     add("--config", type=Path, default=Path("serve.yaml"), help="of the systems that --compare starts")
-    add("--json", type=_parsed_by(_writable), metavar="FILE", help="write the results here too")
-    add("--csv", type=_parsed_by(_writable), metavar="FILE", help="write one line per request here")
+    add("--json", type=writable, metavar="FILE", help="write the results here too")
+    add("--csv", type=writable, metavar="FILE", help="write one line per request here")
     add(
         "--html",
-        type=_parsed_by(_writable),
+        type=writable,
         metavar="FILE",
         help="write a report with plots here, one file on its own",
     )
     add(
         "--chrome-trace",
-        type=_parsed_by(_writable),
+        type=writable,
         metavar="FILE",
         help="write every request's stages here, for ui.perfetto.dev and chrome://tracing",
     )
@@ -149,30 +149,11 @@ def _above(kind: Callable[[str], Number], bound: int) -> Callable[[str], Number]
     return parse
 
 
-def _parsed_by(parse: Callable[[str], Value]) -> Callable[[str], Value]:
-    """argparse shows the message of its own error, not of a ValueError."""
-
-    def parse_or_say_why(text: str) -> Value:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(f"{text!r}: {error}") from error
-
-    return parse_or_say_why
-
-
 def _percentiles(text: str) -> tuple[float, ...]:
     percentiles = tuple(float(part) for part in text.split(","))
     if not all(0 <= percentile <= 100 for percentile in percentiles):
         raise ValueError("percentiles lie between 0 and 100")
     return tuple(sorted(set(percentiles)))
-
-
-def _writable(text: str) -> Path:
-    path = Path(text)
-    if not path.parent.is_dir() or path.is_dir():
-        raise ValueError("not a file in an existing folder")
-    return path
 
 
 def _contestants(text: str) -> tuple[Contestant, ...]:

@@ -37,10 +37,13 @@ class LengthRange:
     @staticmethod
     def parse(text: str) -> LengthRange:
         """`512`, or `128:1024`. Raises: ValueError."""
-        low, _, high = text.partition(":")
-        lengths = LengthRange(int(low), int(high or low))
+        low, colon, high = text.partition(":")
+        try:
+            lengths = LengthRange(int(low), int(high if colon else low))
+        except ValueError:
+            raise ValueError("neither a length such as 512 nor a range such as 128:1024") from None
         if not 1 <= lengths.low <= lengths.high:
-            raise ValueError(f"{text!r} is not a length such as 512 or a range such as 128:1024")
+            raise ValueError("a length is at least 1, and a range goes from low to high, as 128:1024")
         return lengths
 
 

@@ -17,8 +17,10 @@ from cluster.findings import Finding, Grade
 from cluster.machine_checks import check_clocks, check_machine
 from cluster.plan import Overrides, make_plan
 from cluster.running import find_running
+from cluster.trial import measured_by
 from cluster.up import UpOptions
 from common.config import ServeConfig, load_config
+from common.kv_layout import KVLayout
 from common.pb import serving_pb2 as pb
 from tests.cluster.pdserve_process import pdserve
 
@@ -40,8 +42,9 @@ def test_it_starts_a_pair_measures_it_and_says_with_how_many_workers_to_start(
     assert re.search(r"prefill +[\d,]+ tokens/s", told)
     assert re.search(r"decode +[\d.]+ ms a step with 16 streams", told)
     assert re.search(r"link +shm, [\d.]+ GB/s, round trip [\d.]+ ms", told)
-    assert re.search(r"^ *128 .* \d : \d +(split|either|colocate)", told, re.MULTILINE)
-    assert re.search(r"start with \d prefill workers? and \d decode workers?", " ".join(told.split()))
+    assert re.search(r"^ *128 .* (\d : \d +(split|either)|- +colocate)", told, re.MULTILINE)
+    prose = " ".join(told.split())
+    assert re.search(r"start with \d prefill workers? and \d decode workers?|Nothing here speaks for splitting", prose)
 
 
 async def test_of_a_running_deployment_it_shows_pairs_and_clocks_and_starts_nothing(
@@ -116,3 +119,27 @@ def test_clocks_that_differ_too_much_for_proofs_are_told(skew_s: float, grade: G
     assert finding.grade is grade
     if grade is not Grade.GOOD:
         assert "decode-0" in finding.text
+
+
+def reporting(role: pb.Role, **load: float) -> pb.WorkerSummary:
+    layout = KVLayout("any", num_layers=2, num_kv_heads=2, head_dim=8, dtype="float32", rope="none")
+    return pb.WorkerSummary(hello=pb.WorkerHello(role=role, layout=layout.to_pb()), load=pb.WorkerLoad(**load))
+
+
+def test_what_a_running_deployment_reports_is_taken_from_its_busiest_decode_worker_and_its_slowest_link() -> None:
+    workers = [
+        reporting(pb.ROLE_PREFILL, prefill_s_per_token=0.001),
+        reporting(pb.ROLE_PREFILL),  # new
+        reporting(pb.ROLE_DECODE, decode_step_s=0.02, num_running=6),
+        reporting(pb.ROLE_DECODE, decode_step_s=0.01, num_running=1),
+    ]
+    links = [pb.LinkStatus(bytes_per_s=speed, round_trip_s=0.001) for speed in (2e9, 1e9, 0.0)]
+    running = pb.ClusterStatus(workers=workers, pairs=[pb.PairSummary(link=link) for link in links])
+    measured = measured_by(running, max_chunk_tokens=256, tpot_goal_s=0.1)
+    assert measured is not None
+    assert (measured.speeds.step_s, measured.speeds.num_streams) == (0.02, 6)
+    assert measured.speeds.prefill_s_per_token == 0.001
+    assert measured.link.bytes_per_s == 1e9
+
+    del workers[2:]
+    assert measured_by(pb.ClusterStatus(workers=workers, pairs=running.pairs), 256, 0.1) is None

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster.advice_report import advice_table, summary
 from cluster.split_advice import (
     MAX_POOL,
+    MIN_STREAMS,
     Prompt,
     Speeds,
     Verdict,
@@ -63,6 +65,29 @@ def test_a_handoff_waits_for_its_last_piece_or_for_a_link_that_is_slower_than_th
     quick, slow = LinkSpeed(1e9, 0.001), LinkSpeed(1e6, 0.001)
     assert predicted_handoff_s(10_000_000, 1.0, quick) < 0.01
     assert predicted_handoff_s(10_000_000, 1.0, slow) == pytest.approx(9.002)
+
+
+def test_from_a_few_streams_nobody_learns_how_many_workers_to_start_with() -> None:
+    advice = [advise(PROMPT, dataclasses.replace(SPEEDS, num_streams=MIN_STREAMS - 1, step_s=0.01))]
+    assert (advice[0].verdict, advice[0].ratio) == (Verdict.SPLIT, None)
+    told = " ".join(summary(advice, num_cores=2))
+    assert "start with" not in told
+    assert f"ask again while {MIN_STREAMS} or more run" in told
+    assert list(advice_table(advice).columns[6].cells) == ["-"]
+
+
+def test_workers_are_recommended_for_prompts_that_are_split_and_only_then() -> None:
+    dear = dataclasses.replace(PROMPT, num_tokens=128, handoff_s=0.4)
+    long = dataclasses.replace(PROMPT, num_tokens=2048, prefill_s=2.048)
+    told = " ".join(summary([advise(prompt, SPEEDS) for prompt in (dear, PROMPT, long)], num_cores=2))
+    assert "prompts of about 2,048 tokens" in told
+    assert "start with 7 prefill workers and 1 decode worker" in told
+
+    against = [advise(dataclasses.replace(prompt, handoff_s=2.0), SPEEDS) for prompt in (dear, PROMPT, long)]
+    told = " ".join(summary(against, num_cores=2))
+    assert "start with" not in told
+    assert "Nothing here speaks for splitting" in told
+    assert list(advice_table(against).columns[6].cells) == ["-"] * 3
 
 
 @given(prefill_s=seconds, output_tokens=st.integers(1, 4096), speeds=speeds)
