@@ -27,10 +27,11 @@ from kv_transfer.heads import take_heads
 from kv_transfer.link import Endpoint, SourceChannel, Way
 from kv_transfer.outgoing import AbortFrame, CommitFrame, Frame, LinkedTransfer, PieceFrame
 from kv_transfer.plan import MAX_AIM_BYTES, suitable_piece_bytes
+from kv_transfer.probe import measure
 from kv_transfer.side_stream import side_stream
 from kv_transfer.staging import staged_bytes
 from kv_transfer.transport import KVPiece, LinkSpeed, TransferStats
-from kv_transfer.wire import Manifest, describe, flat_bytes
+from kv_transfer.wire import PROBE_ID, Manifest, describe, flat_bytes
 from kv_transfer.wire_dtype import ENCODINGS, WireDtype
 
 logger = logging.getLogger(__name__)
@@ -42,6 +43,8 @@ _VERDICTS: dict[str, type[TransferError]] = {kind.__name__: kind for kind in (Co
 MAX_BACKLOG_BYTES = 64 * 1024 * 1024
 MIN_BACKLOG_BYTES = 2 * 1024 * 1024
 BACKLOG_S = 1.0
+# Each after the one before. A link is new when its workers are, and then a small machine is busy with loading models.
+MEASURE_AGAIN_AFTER_S = (3.0, 10.0, 30.0)
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class SourceLink:
         self.frames: FrameQueue[Frame] = FrameQueue()
         self.backlog = Backlog(MAX_BACKLOG_BYTES, context.on_room)
         self._context = context
+        self._is_measured = asyncio.Event()
         self._credit = Credit(agreement.credit_bytes, context.stall_timeout_s)
         self._channel = channel
         self._encoding = ENCODINGS[context.endpoint.wire_dtype]
@@ -104,11 +108,17 @@ class SourceLink:
         transfer = self._transfers[ticket] = LinkedTransfer(ticket, self, stats or self._context.stats)
         return transfer
 
-    def settle(self, speed: LinkSpeed) -> None:
-        """The link is measured: what it cannot send within BACKLOG_S is not queued on it."""
-        self.speed = speed
-        self.num_bytes = 0  # of the measurement
-        self.backlog.limit_bytes = min(max(MIN_BACKLOG_BYTES, int(speed.bytes_per_s * BACKLOG_S)), MAX_BACKLOG_BYTES)
+    async def measure(self) -> None:
+        """The best that was ever seen counts; what the link cannot send within BACKLOG_S is not queued on it.
+
+        Raises: PeerLost, TransferTimeout, TransferAborted when the link is closed meanwhile.
+        """
+        now = await measure(self, self._context.endpoint.layout)
+        best = self.speed or now
+        self.speed = LinkSpeed(max(now.bytes_per_s, best.bytes_per_s), min(now.round_trip_s, best.round_trip_s))
+        wanted_bytes = int(self.speed.bytes_per_s * BACKLOG_S)
+        self.backlog.limit_bytes = min(max(MIN_BACKLOG_BYTES, wanted_bytes), MAX_BACKLOG_BYTES)
+        self._is_measured.set()
 
     def forget(self, transfer: LinkedTransfer) -> None:
         del self._transfers[transfer.ticket]
@@ -131,6 +141,7 @@ class SourceLink:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._write_frames())
                 tasks.create_task(self._read_replies())
+                tasks.create_task(self._measure_again())
         except* ServingError as lost:
             loss = str(lost.exceptions[0])
             logger.warning("lost the KV link to %s: %s", self.peer, loss)
@@ -144,6 +155,15 @@ class SourceLink:
     async def _release(self) -> None:
         self.frames.close()
         await self._channel.close()
+
+    async def _measure_again(self) -> None:
+        await self._is_measured.wait()
+        for wait_s in MEASURE_AGAIN_AFTER_S:
+            await asyncio.sleep(wait_s)
+            try:
+                await self.measure()
+            except TransferError as error:  # whatever it means for others, they hear of it themselves
+                logger.info("the KV link to %s was not measured again: %s", self.peer, error.message)
 
     async def _write_frames(self) -> None:
         while True:
@@ -174,7 +194,8 @@ class SourceLink:
         transfer.headers.append(header)
         transfer.stats.pieces += 1
         transfer.stats.bytes += header.num_bytes
-        self.num_bytes += header.num_bytes
+        if transfer.ticket.transfer_id != PROBE_ID:
+            self.num_bytes += header.num_bytes
 
     def _commit_of(self, transfer: LinkedTransfer, first_token: int) -> pb.Commit:
         manifest = Manifest.of(transfer.headers, first_token, self.agreement.version)

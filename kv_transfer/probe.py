@@ -1,4 +1,4 @@
-"""Measures a new link once, with transfers that belong to nobody and take the same path as everybody's.
+"""Measures a link, with transfers that belong to nobody and take the same path as everybody's.
 
 Round trip: commits without pieces. Bandwidth: four times as many bytes each time, twice, until both take long enough to
 mean something. Hashing and staging are part of both, as they are part of every transfer.
@@ -9,15 +9,18 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from common.identity import Ticket
 from common.kv_layout import KVLayout
 from kv_transfer.codec import DTYPES
-from kv_transfer.link_source import SourceLink
 from kv_transfer.transport import KVPiece, LinkSpeed, TransferStats
 from kv_transfer.wire import PROBE_ID
+
+if TYPE_CHECKING:
+    from kv_transfer.link_source import SourceLink
 
 _ROUND_TRIPS = 3
 _SIZES = tuple(64 * 1024 * 4**step for step in range(5))  # up to 16 MB, in pieces of at most _PIECE_BYTES
@@ -30,7 +33,9 @@ _TIMEOUT_S = 5.0  # without anything moving
 async def measure(link: SourceLink, layout: KVLayout) -> LinkSpeed:
     """Takes some tens of milliseconds; a link of 1 MB/s a third of a second.
 
-    The best rate counts: a machine with other work never makes a link faster. Raises: PeerLost, TransferTimeout.
+    The best rate counts: a machine with other work never makes a link faster. Not twice at a time on one link.
+
+    Raises: PeerLost, TransferTimeout, TransferAborted when the link is closed meanwhile.
     """
     attempts = itertools.count(1)
 

@@ -14,7 +14,6 @@ from kv_transfer.handshake import greet
 from kv_transfer.link import Endpoint, Way
 from kv_transfer.link_source import LinkContext, SourceLink
 from kv_transfer.outgoing import LinkedTransfer
-from kv_transfer.probe import measure
 from kv_transfer.transport import Destination, LinkReport, Offer, TransferStats
 
 logger = logging.getLogger(__name__)
@@ -99,7 +98,7 @@ class LinkSender:
                     await self._close_others_at(offer, destination)
                     link = SourceLink(channel, agreement, self._context(offer))
                     undo.push_async_callback(link.close)
-                    link.settle(await measure(link, self._endpoint.layout))
+                    await link.measure()
             undo.pop_all()
         logger.info("KV link to %s over %s: %s", offer.address, link.transport, link.speed)
         return link
