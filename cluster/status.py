@@ -67,7 +67,7 @@ def status_table(status: pb.ClusterStatus) -> Table:
 
 
 def pair_table(status: pb.ClusterStatus) -> Table:
-    """Speeds are those that the prefill side measured when the link was made."""
+    """Speeds are the best that the prefill side has measured."""
     table = Table(box=SIMPLE, pad_edge=False)
     for column in ("prefill", "decode", "pair", "transport"):
         table.add_column(column, overflow="fold")

@@ -64,8 +64,8 @@ def _link_metrics(links: Iterable[pb.LinkStatus]) -> Iterator[Metric]:
     """Of the links that live. The router's /metrics has them by the workers' names."""
     labels = ["peer", "transport"]
     carried = CounterMetricFamily("link_bytes", "Bytes of KV that a link has carried", labels=labels)
-    speed = GaugeMetricFamily("link_bytes_per_second", "As the source measured when it made the link", labels=labels)
-    round_trip = GaugeMetricFamily("link_round_trip_seconds", "As the source measured", labels=labels)
+    speed = GaugeMetricFamily("link_bytes_per_second", "The best that the source has measured", labels=labels)
+    round_trip = GaugeMetricFamily("link_round_trip_seconds", "The best that the source has measured", labels=labels)
     for link in links:
         values = [link.peer_incarnation, link.transport]
         carried.add_metric(values, link.num_bytes)

@@ -74,6 +74,6 @@ _OF_A_WORKER: dict[str, tuple[str, Callable[[pb.WorkerSummary], float]]] = {
 }
 _OF_A_LINK: dict[str, tuple[str, Callable[[pb.LinkStatus], float]]] = {
     "link_bytes_total": ("Bytes of KV that a link has carried", lambda link: link.num_bytes),
-    "link_bytes_per_second": ("Measured when the link was made", lambda link: link.bytes_per_s),
-    "link_round_trip_seconds": ("Measured when the link was made", lambda link: link.round_trip_s),
+    "link_bytes_per_second": ("The best that its source has measured", lambda link: link.bytes_per_s),
+    "link_round_trip_seconds": ("The best that its source has measured", lambda link: link.round_trip_s),
 }
