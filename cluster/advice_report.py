@@ -13,8 +13,9 @@ from cluster.trial import Measured
 
 def measured_lines(measured: Measured) -> Iterator[str]:
     speeds, link = measured.speeds, measured.link
-    tokens_per_s = 1 / speeds.prefill_s_per_token
-    yield f"prefill  {tokens_per_s:,.0f} tokens/s"
+    rates = [prompt.num_tokens / prompt.prefill_s for prompt in measured.prompts]
+    spread = f" to {max(rates):,.0f}" if max(rates) > 1.05 * min(rates) else ""
+    yield f"prefill  {min(rates):,.0f}{spread} tokens/s"
     yield f"decode   {speeds.step_s * 1e3:.1f} ms a step with {_counted(speeds.num_streams, 'stream')}"
     if link.bytes_per_s:
         speed, round_trip = link.bytes_per_s / 1e9, link.round_trip_s * 1e3
@@ -42,9 +43,12 @@ def advice_table(advice: Sequence[Advice]) -> Table:
     return table
 
 
-def summary(advice: Sequence[Advice], num_cores: int) -> Iterator[str]:
+def summary(advice: Sequence[Advice], tpot_goal_s: float, num_cores: int) -> Iterator[str]:
     for each in advice:
         yield f"{each.prompt.num_tokens:,} tokens, {each.verdict.value}: {each.reason}."
+    if any(each.colocated_gap_s >= 0.99 * tpot_goal_s for each in advice):
+        goal = f"slo.tpot_s, {tpot_goal_s * 1e3:.0f} ms"
+        yield f"(Colocated workers cut prompts into parts so small that running streams keep to {goal}.)"
     split = [each for each in advice if each.verdict is Verdict.SPLIT]
     if not split:
         yield "Nothing here speaks for splitting: pdserve up --prefill 0 --decode 0 --colocated N."
@@ -62,19 +66,21 @@ def _start_with(advice: Advice) -> str:
             "With how many workers to start depends on how many streams a decode worker carries at a time: ask again "
             f"while {MIN_STREAMS} or more run on one, or stop this deployment: pdserve doctor then tries its own pair."
         )
-    prefill, decode = advice.ratio
+    prefill, decode, is_most = advice.ratio
     return (
         f"For prompts of about {advice.prompt.num_tokens:,} tokens and answers of {advice.prompt.output_tokens}, start "
-        f"with {_counted(prefill, 'prefill worker')} and {_counted(decode, 'decode worker')}, each on a device or on "
-        f"cores of its own as here, and let scripts/load_test.py --sweep decide from there."
+        f"with {'at least ' if is_most else ''}{_counted(prefill, 'prefill worker')} and "
+        f"{_counted(decode, 'decode worker')}, each with a device or cores of its own, and let scripts/load_test.py "
+        "--sweep decide from there."
     )
 
 
 def _ratio(advice: Advice) -> str:
     if advice.ratio is None or advice.verdict is Verdict.COLOCATE:
         return "-"
-    prefill, decode = advice.ratio
-    return f"{prefill} : {decode}"
+    prefill, decode, is_most = advice.ratio
+    more = "+" if is_most else ""
+    return f"{prefill}{more} : {decode}" if prefill > decode else f"{prefill} : {decode}{more}"
 
 
 def _counted(number: int, thing: str) -> str:

@@ -55,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("up", parents=[serving], help="serve until Ctrl-C")
     show = commands.add_parser("demo", parents=[serving], help="serve one prompt, show where its time went, stop")
     show.add_argument("--prompt", default="Explain in three sentences why the sky is blue.")
-    show.add_argument("--max-tokens", type=_count, default=96, metavar="N")
+    show.add_argument("--max-tokens", type=_positive, default=96, metavar="N")
     ask = commands.add_parser("status", help="the workers of a running deployment")
     leave = commands.add_parser("drain", help="let a worker end what it has, and leave")
     leave.add_argument("worker", help="its name, as `pdserve status` shows it")
@@ -87,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     make = commands.add_parser("key", help="a new API key, and the line of it for router.api_keys_file")
     make.add_argument("name", help="whose it is")
     for unit in ("requests", "tokens"):
-        make.add_argument(f"--{unit}-per-minute", type=_count, metavar="N", help="default: no limit")
+        make.add_argument(f"--{unit}-per-minute", type=_positive, metavar="N", help="default: no limit")
     return parser
 
 

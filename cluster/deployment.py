@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import aclosing
 
 from cluster.display import Display
@@ -64,24 +64,29 @@ async def announce_members(plan: Plan, display: Display) -> None:
             display.cluster_status(status, plan)
 
 
-async def until_signal(work: Awaitable[None]) -> None:
-    """Do `work` to its end or to the first SIGINT, SIGTERM or SIGHUP, which is a wish to stop and no error."""
+async def until_signal(work: Awaitable[None], on_signal: Callable[[int], None] = lambda count: None) -> None:
+    """Do `work` to its end or to the first SIGINT, SIGTERM or SIGHUP, which is a wish to stop and no error.
+
+    on_signal: is told of each, by how many there have been. What `work` does to end is not disturbed by later ones.
+    """
     task = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    was_asked_to_stop = False
+    num_signals = 0
 
     def stop() -> None:
-        nonlocal was_asked_to_stop
-        was_asked_to_stop = True
-        task.cancel()
+        nonlocal num_signals
+        num_signals += 1
+        on_signal(num_signals)
+        if num_signals == 1:
+            task.cancel()
 
     for number in signals:
         loop.add_signal_handler(number, stop)
     try:
         await task
     except asyncio.CancelledError:
-        if not was_asked_to_stop:
+        if not num_signals:
             raise
     finally:
         for number in signals:

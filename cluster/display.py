@@ -85,6 +85,10 @@ class Display:
             self.settled(f"  dashboard   {url}")
         self.settled(CURL.format(url=plan.http_url, model=plan.config.model.served_name))
 
+    def stopping(self, plan: Plan) -> None:
+        bound = f"for at most {plan.longest_drain_s:g} s; Ctrl-C again stops at once"
+        self.settled(f"stopping once what is being answered has ended, {bound}")
+
     @property
     def _elapsed_s(self) -> float:
         return time.monotonic() - self._start_s

@@ -36,13 +36,14 @@ INTERRUPTED = 130  # exit code, as of a shell
 
 
 def run_doctor(options: UpOptions, found: RunningDeployment, console: Console) -> int:
-    """0 when nothing is wrong. A deployment that runs is asked what it has measured itself; where none runs, a pair of
-    workers is started for a while.
+    """0 when nothing is wrong. A deployment that runs is asked what it has measured itself; where none runs, and nobody
+    said that one does, a pair of workers is started for a while.
 
     Raises: ServingError, MemberGivenUp, ConfigError when the pair cannot be measured.
     """
     running = asyncio.run(_status(found))
-    findings = list(_findings(options, running))
+    asked_s = time.time()
+    findings = list(_findings(options, running, asked_s))
     console.print(findings_table(findings))
     if not is_healthy(findings):
         return 1
@@ -55,7 +56,8 @@ def run_doctor(options: UpOptions, found: RunningDeployment, console: Console) -
     return 0
 
 
-def _findings(options: UpOptions, running: pb.ClusterStatus | None) -> Iterator[Finding]:
+def _findings(options: UpOptions, running: pb.ClusterStatus | None, asked_s: float) -> Iterator[Finding]:
+    """asked_s: when `running` was told."""
     config = options.config
     yield from check_machine(config)
     try:
@@ -72,16 +74,18 @@ def _findings(options: UpOptions, running: pb.ClusterStatus | None) -> Iterator[
     if running is None:
         yield check_ports(plan)
         return
-    yield from check_clocks(running, time.time())
+    yield from check_clocks(running, asked_s)
     standing = "serves" if running.is_ready else f"does not serve: {running.reason}"
     yield Finding("running", Grade.GOOD if running.is_ready else Grade.BAD, f"{running.model} {standing}")
 
 
 async def _status(found: RunningDeployment) -> pb.ClusterStatus | None:
-    """None: nothing runs there."""
+    """None: nothing runs there. Raises: WorkerUnavailable if somebody said that something does."""
     try:
         return await cluster_status(found.control_address, found.access, STATUS_TIMEOUT_S)
     except WorkerUnavailable:
+        if found.is_asked_for:
+            raise
         return None
 
 
@@ -119,7 +123,7 @@ def _advise(measured: Measured, console: Console) -> None:
     for line in measured_lines(measured):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     console.print(advice_table(advice))
-    for line in summary(advice, available_cores()):
+    for line in summary(advice, measured.speeds.tpot_goal_s, available_cores()):
         console.print(line, highlight=False, markup=False)
 
 

@@ -36,6 +36,8 @@ async def drain(found: RunningDeployment, wish: DrainWish, console: Console) -> 
                 console.print(now, highlight=False, markup=False, soft_wrap=True)
             told = now
     console.print(f"{wish.worker_id} has left", highlight=False, markup=False)
+    if not status.is_ready:
+        console.print(f"nothing can be served now: {status.reason}", highlight=False, markup=False, soft_wrap=True)
     return 0
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -48,6 +50,31 @@ class Member(Protocol):
         """Ask it to stop, insist after a bound, and return when it is gone. Safe to call after its end."""
 
 
+class Patience:
+    """How long members that are stopped may take for what they still answer. One for all members of a host."""
+
+    def __init__(self) -> None:
+        self._is_over = asyncio.Event()
+
+    @property
+    def is_over(self) -> bool:
+        return self._is_over.is_set()
+
+    def end(self) -> None:
+        """For all of them, now and later."""
+        self._is_over.set()
+
+    async def wait(self, end: Awaitable[object], bound_s: float) -> None:
+        """Returns when a member's `end` has come, whatever it is, the bound has passed, or patience is over."""
+        tasks = [asyncio.ensure_future(end), asyncio.create_task(self._is_over.wait())]
+        try:
+            await asyncio.wait(tasks, timeout=bound_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
 class WorkerHost(Protocol):
     """Starts members. Whether and when to start one again is the supervisor's decision, for every host alike."""
 
@@ -56,6 +83,9 @@ class WorkerHost(Protocol):
 
         Raises: HostError when nothing could be started at all.
         """
+
+    def hurry(self) -> None:
+        """Members that stop, now or later, do not wait for what they still answer: it ends with a typed error."""
 
     async def close(self) -> None:
         """Release what the host itself holds. Members are stopped before."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from common.config import Role, ServeConfig
 from common.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
+PUBLIC_PORTS = ("http_port", "grpc_port")  # on router.host; the others are on router.control_host
 MAX_WORKERS = 1024
 MAX_WORKERS_PER_CORE, ALWAYS_ALLOWED = 4, 16  # on one machine
 
@@ -164,7 +166,7 @@ def with_free_ports(plan: Plan) -> Plan:
             taken: int = held.enter_context(_bind(host, port and port + index, key)).getsockname()[1]
             return taken
 
-        changes = {key: free(key, router.host) for key in ("http_port", "grpc_port")}
+        changes = {key: free(key, router.host) for key in PUBLIC_PORTS}
         admin = tuple(
             AdminPorts(
                 free("control_port", router.control_host, index),
@@ -190,6 +192,11 @@ def _bind(host: str, port: int, key: str) -> socket.socket:
         probe.listen(1)
     except (OSError, OverflowError) as error:
         probe.close()
+        if isinstance(error, socket.gaierror) or (isinstance(error, OSError) and error.errno == errno.EADDRNOTAVAIL):
+            host_key = "host" if key in PUBLIC_PORTS else "control_host"
+            raise ConfigError(
+                f"router.{host_key} is {host}, which is no address of this machine ({error.strerror})"
+            ) from error
         reason = error.strerror if isinstance(error, OSError) else "there is no such port"
         option = f"--{key.replace('_', '-')}"
         raise ConfigError(

@@ -12,10 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from cluster import tether
-from cluster.host import Ending, HostError, MemberSpec
+from cluster.host import Ending, HostError, MemberSpec, Patience
 from common.config import Role
 
 CONFIG_ERROR_EXIT_CODE = 2
+HURRIED_STOP_S = 5.0  # from SIGINT on
 _LAST_WORDS_BYTES = 4000
 _ALL_IS_WELL = re.compile(r"\d\d:\d\d:\d\d [DI] ")  # a line of level DEBUG or INFO, as common/logs.py writes it
 
@@ -29,6 +30,7 @@ class ProcessHost:
         self._command = command
         self._log_folder = log_folder
         self._stop_timeout_s = stop_timeout_s
+        self._patience = Patience()
 
     async def start(self, spec: MemberSpec) -> ProcessMember:
         log_path = self._log_folder / f"{spec.name}.log"
@@ -46,7 +48,10 @@ class ProcessHost:
                 )
         except OSError as error:
             raise HostError(f"cannot start {spec.name}: {error}") from error
-        return ProcessMember(process, log_path, log_start, self._stop_timeout_s)
+        return ProcessMember(process, log_path, log_start, self._stop_timeout_s, self._patience)
+
+    def hurry(self) -> None:
+        self._patience.end()
 
     async def close(self) -> None:
         return
@@ -54,13 +59,19 @@ class ProcessHost:
 
 class ProcessMember:
     def __init__(
-        self, process: asyncio.subprocess.Process, log_path: Path, log_start: int, stop_timeout_s: float
+        self,
+        process: asyncio.subprocess.Process,
+        log_path: Path,
+        log_start: int,
+        stop_timeout_s: float,
+        patience: Patience,
     ) -> None:
         self.pid = process.pid
         self._process = process
         self._log_path = log_path
         self._log_start = log_start  # where this life begins in a log that earlier lives have written to
         self._stop_timeout_s = stop_timeout_s
+        self._patience = patience
 
     @property
     def obstacle(self) -> str:
@@ -75,15 +86,19 @@ class ProcessMember:
         )
 
     async def stop(self) -> None:
+        self._tell(signal.SIGTERM)
+        await self._patience.wait(self._process.wait(), self._stop_timeout_s)
+        if self._patience.is_over:
+            self._tell(signal.SIGINT)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), HURRIED_STOP_S)
+        self._kill_session()
+        await self._process.wait()
+
+    def _tell(self, number: signal.Signals) -> None:
         if self._process.returncode is None:
             with suppress(ProcessLookupError):
-                self._process.terminate()
-            try:
-                await asyncio.wait_for(self._process.wait(), self._stop_timeout_s)
-            except TimeoutError:
-                self._kill_session()
-                await self._process.wait()
-        self._kill_session()
+                self._process.send_signal(number)
 
     def _kill_session(self) -> None:
         with suppress(ProcessLookupError, PermissionError):  # macOS answers EPERM for a group of zombies

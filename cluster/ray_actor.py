@@ -87,6 +87,10 @@ class MemberActor:
             await self._service.wait_drained()
             await self._stop()
 
+    async def stop_at_once(self) -> None:
+        """Also while `stop` drains."""
+        await self._stop()
+
     async def _stop(self) -> None:
         if self._service is not None:
             service, self._service = self._service, None

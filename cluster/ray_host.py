@@ -11,7 +11,7 @@ from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from cluster.host import HostError, MemberSpec
+from cluster.host import HostError, MemberSpec, Patience
 from cluster.plan import Plan, with_free_ports
 from cluster.ray_actor import MemberActor, MemberOrder
 from cluster.ray_lookup import router_options
@@ -49,6 +49,7 @@ class RayHost:
         self._placement = placement
         self._logs = logs
         self._secret = plan.config.cluster_secret()  # other nodes have no such file
+        self._patience = Patience()
         self._held = held  # what must be released at the end, Ray itself included
 
     async def start(self, spec: MemberSpec) -> RayMember:
@@ -69,7 +70,11 @@ class RayHost:
             actor = new_actor(order, b"" if spec.role is None else self._secret)
         except (self._ray.exceptions.RayError, ValueError) as error:  # ValueError: its predecessor still has the name
             raise HostError(f"Ray cannot start {spec.name}: {error}") from error
-        return RayMember(self._ray, actor, MemberTerms(needs, log_path, plan.longest_drain_s + _STOP_MARGIN_S))
+        terms = MemberTerms(needs, log_path, plan.longest_drain_s + _STOP_MARGIN_S, self._patience)
+        return RayMember(self._ray, actor, terms)
+
+    def hurry(self) -> None:
+        self._patience.end()
 
     async def close(self) -> None:
         self._held.close()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cluster.host import Ending
+from cluster.host import Ending, Patience
 from cluster.processes import last_words
 from cluster.ray_actor import LEFT, Place
 from cluster.ray_placement import Needs, shortage
@@ -25,6 +25,7 @@ class MemberTerms:
     needs: Needs
     log_path: Path  # here, whatever node it runs on
     stop_timeout_s: float
+    patience: Patience
 
 
 class RayMember:
@@ -52,8 +53,11 @@ class RayMember:
     async def stop(self) -> None:
         errors = self._ray.exceptions
         if self._is_placed:
-            with suppress(TimeoutError, errors.RayActorError, errors.RayTaskError):
-                await asyncio.wait_for(_result(self._actor.stop.remote()), self._terms.stop_timeout_s)
+            patience = self._terms.patience
+            await patience.wait(_result(self._actor.stop.remote()), self._terms.stop_timeout_s)
+            if patience.is_over:
+                with suppress(TimeoutError, errors.RayActorError, errors.RayTaskError):
+                    await asyncio.wait_for(_result(self._actor.stop_at_once.remote()), END_S)
             await self._fetch_log()
         self._ray.kill(self._actor, no_restart=True)
         await asyncio.wait({self._life}, timeout=END_S)

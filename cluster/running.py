@@ -17,6 +17,7 @@ from common.errors import ConfigError
 class RunningDeployment:
     control_address: str
     access: ClusterAccess
+    is_asked_for: bool = True  # somebody said where; else it is where a deployment would be by default
 
 
 def find_running(config: ServeConfig, address: str | None, log_folder: Path | None) -> RunningDeployment:
@@ -27,15 +28,16 @@ def find_running(config: ServeConfig, address: str | None, log_folder: Path | No
     """
     if log_folder is not None:
         config = load_config(log_folder / CONFIG_NAME)
-    is_asked_for = address is not None or log_folder is not None or config.router.control_host != LOOPBACK
+    is_named = address is not None or log_folder is not None
+    is_elsewhere = config.router.control_host != LOOPBACK
     address = address or Plan(config).control_address
     access = config.security.cluster_access()
     run = next(_runs_at(int(address.rpartition(":")[2])), None)
-    if run is not None and not is_asked_for:
+    if run is not None and not is_named and not is_elsewhere:
         address = Plan(run.config).control_address
     if run is not None and not access.secret:
         access = replace(access, secret=run.secret)
-    return RunningDeployment(address, access)
+    return RunningDeployment(address, access, is_named)
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ def _runs_at(control_port: int) -> Iterator[_Run]:
     for run in living_runs():
         try:
             config = load_config(run / CONFIG_NAME)
-            if config.router.control_port == control_port:
+            if control_port in {int(address.rpartition(":")[2]) for address in Plan(config).control_addresses}:
                 yield _Run(config, config.cluster_secret())
         except ConfigError:  # it is just starting or ending
             continue

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
+from typing import NamedTuple
 
 from kv_transfer.plan import suitable_piece_bytes
 from kv_transfer.transport import LinkSpeed
@@ -46,25 +47,32 @@ class Prompt:
     handoff_s: float  # from the first token until the decode worker has everything
 
 
+class PoolRatio(NamedTuple):
+    prefill: int
+    decode: int
+    is_most: bool  # of the larger pool even more would be busy
+
+
 @dataclass(frozen=True)
 class Advice:
     prompt: Prompt
     colocated_gap_s: float  # between tokens of running streams while the prompt is computed beside them
     split_gap_s: float
-    ratio: tuple[int, int] | None  # prefill : decode workers; None: unknown, too few streams were measured together
+    ratio: PoolRatio | None  # None: unknown, too few streams were measured together
     verdict: Verdict
 
     @property
     def reason(self) -> str:
         colocated, split = f"{self.colocated_gap_s * 1e3:.0f}", f"{self.split_gap_s * 1e3:.0f}"
-        handoff = f"the handoff adds {self.prompt.handoff_s * 1e3:.1f} ms to {self.prompt.prefill_s * 1e3:.0f}"
+        gaps = f"while one is computed, running streams get a token every {split} ms if split, {colocated} if colocated"
+        handoff = f"its handoff adds {self.prompt.handoff_s * 1e3:.1f} ms to {self.prompt.prefill_s * 1e3:.0f}"
         match self.verdict:
             case Verdict.COLOCATE:
                 return f"{handoff}: that is too much"
             case Verdict.EITHER:
-                return f"beside such a prompt a token takes {colocated} ms in place of {split}: streams hardly feel it"
+                return f"{gaps}: they hardly feel it"
             case Verdict.SPLIT:
-                return f"beside such a prompt a token takes {colocated} ms in place of {split}; {handoff}"
+                return f"{gaps}; {handoff}"
 
 
 def advise(prompt: Prompt, speeds: Speeds) -> Advice:
@@ -87,7 +95,7 @@ def colocated_gap_s(prompt_tokens: int, speeds: Speeds) -> float:
     return speeds.step_s + min(chunk_s, left_s)
 
 
-def pool_ratio(prompt: Prompt, speeds: Speeds) -> tuple[int, int]:
+def pool_ratio(prompt: Prompt, speeds: Speeds) -> PoolRatio:
     """The smallest numbers of workers that keep both pools about equally busy with such requests."""
     decode_s = prompt.output_tokens * speeds.step_s / speeds.num_streams  # of a worker's time, for one stream of many
     wanted = prompt.prefill_s / decode_s
@@ -98,7 +106,8 @@ def pool_ratio(prompt: Prompt, speeds: Speeds) -> tuple[int, int]:
         return uneven + 0.05 * (ratio.numerator + ratio.denominator)  # a worker more must be worth it
 
     best = min(candidates, key=unlikeness)
-    return best.numerator, best.denominator
+    most = MAX_POOL - 1
+    return PoolRatio(best.numerator, best.denominator, is_most=not 1 / most <= wanted <= most)
 
 
 def predicted_handoff_s(kv_bytes: int, prefill_s: float, link: LinkSpeed) -> float:

@@ -56,8 +56,20 @@ def deploy(options: UpOptions, console: Console, work: Callable[[Plan, Display],
         display.doing("starting")
         with with_secret(plan, logs) as plan:
             plan, host = _host(options.ray_address, plan, logs, display)
-            asyncio.run(until_signal(run_deployment(plan, host, display, work(plan, display))))
+            asyncio.run(_run(plan, host, display, work(plan, display)))
         display.settled("stopped")
+
+
+async def _run(plan: Plan, host: WorkerHost, display: Display, work: Coroutine[None, None, None]) -> None:
+    """Until `work` is done or somebody says stop; who says it again does not wait for what is still being answered."""
+
+    def on_signal(count: int) -> None:
+        if count == 1:
+            display.stopping(plan)
+        else:
+            host.hurry()
+
+    await until_signal(run_deployment(plan, host, display, work), on_signal)
 
 
 def _host(ray_address: str | None, plan: Plan, logs: Path, display: Display) -> tuple[Plan, WorkerHost]:

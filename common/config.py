@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import Field, ValidationError
@@ -120,7 +121,8 @@ class TransferSection(Section):
 
 
 class TelemetrySection(Section):
-    otlp_endpoint: str | None = None  # of a collector for traces, such as http://127.0.0.1:4318; needs pdserve[otel]
+    # of a collector for traces, such as http://127.0.0.1:4318; needs pdserve[otel]
+    otlp_endpoint: Annotated[str, Field(pattern="^https?://[^/]")] | None = None
     sample_share: Annotated[float, Field(ge=0, le=1)] = 1.0  # of the requests whose client began no trace of its own
 
 
@@ -209,6 +211,23 @@ def _require_loopback(key: str, host: str) -> None:
         )
 
 
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML's keys are unique within a mapping. PyYAML takes the last one, and a whole section may be lost unseen."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for index, key in enumerate(keys):
+            if any(key.value == earlier.value for earlier in keys[:index]):
+                raise yaml.MarkedYAMLError(problem=f"`{key.value}` is there twice", problem_mark=key.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def _without_empty_sections(tree: dict[Any, Any]) -> dict[Any, Any]:
+    """A section whose keys are all commented out is one without keys."""
+    is_empty = {name for name, section in tree.items() if section is None and name in ServeConfig.model_fields}
+    return {name: section for name, section in tree.items() if name not in is_empty}
+
+
 def load_config(path: Path) -> ServeConfig:
     """Raises: ConfigError naming the file, the key and what it may be."""
     try:
@@ -216,13 +235,14 @@ def load_config(path: Path) -> ServeConfig:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the config file {path}: {error}") from error
     try:
-        tree = yaml.safe_load(text)
+        tree = yaml.load(text, _UniqueKeys)
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {error}") from error
-    if tree is not None and not isinstance(tree, dict):
+    tree = {} if tree is None else tree
+    if not isinstance(tree, dict):
         raise ConfigError(f"{path} must hold sections such as `model:` and `router:`, not a {type(tree).__name__}")
     try:
-        return ServeConfig.model_validate(tree or {})
+        return ServeConfig.model_validate(_without_empty_sections(tree))
     except ValidationError as error:
         raise ConfigError(f"{path}: " + "; ".join(_describe(problem) for problem in error.errors())) from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 
 import torch
@@ -33,6 +34,7 @@ from engine.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
+GIB = 2**30
 MIN_BLOCKS = 2
 DEFAULT_THREADS = torch.get_num_threads()  # of this process, before an engine on the native kernels leaves torch one
 
@@ -71,7 +73,7 @@ def assemble_engine(
     num_blocks = shape.num_blocks - num_scratch_blocks
     capacity = num_blocks * shape.block_size
     description = _describe(loaded, config, shape, capacity)
-    kv_cache = KVCache(shape, dtype, device)
+    kv_cache = _allocate(shape, dtype, device)
     forward: Forward
     sampler: Sampler
     if kernels is None:
@@ -98,6 +100,18 @@ def assemble_engine(
         num_threads,
     )
     return Engine(forward, kv_cache, scheduler, sampler, description, Pace(budget, config.tpot_goal_s))
+
+
+def _allocate(shape: KVCacheShape, dtype: torch.dtype, device: torch.device) -> KVCache:
+    """Raises: ConfigError where there is not that much memory, which a CPU's would often only say when it is used."""
+    num_bytes = shape.num_blocks * shape.num_elements_per_block * dtype.itemsize
+    problem = f"there is no memory for a KV cache of {num_bytes / GIB:,.1f} GiB on {device}: set a smaller kv_cache_gib"
+    if device.type == "cpu" and num_bytes > (total := os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")):
+        raise ConfigError(f"{problem}; this machine has {total / GIB:,.1f} GiB")
+    try:
+        return KVCache(shape, dtype, device)
+    except RuntimeError as error:
+        raise ConfigError(problem) from error
 
 
 def _describe(loaded: LoadedModel, config: EngineConfig, shape: KVCacheShape, capacity: int) -> EngineDescription:

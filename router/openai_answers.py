@@ -136,6 +136,7 @@ def timings_body(request: Request) -> JsonObject:
         "prefill_worker": request.prefill_worker,
         "decode_worker": request.decode_worker,
         "attempts": request.attempts,
+        "placement": request.placement,  # who computed the prompt, and why
     }
 
 

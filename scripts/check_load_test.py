@@ -5,8 +5,9 @@ python scripts/check_load_test.py --url http://127.0.0.1:8000 --num-requests 60 
 
     load_test.py, a process of its own  →  relay: a plain httpx client with its own clock  →  the server
 
-Both time every answer, so that no mood of the server comes between them; the relay adds a millisecond to what the load
-test sees. They share no code. Exit status 1 when a mean or a median differs by more than 3 %.
+Both time every answer, so that no mood of the server comes between them; the relay adds some milliseconds to what the
+load test sees. Prompts are new each time: beside a prefix cache's TTFT those milliseconds would be much. They share no
+code. Exit status 1 when a mean or a median differs by more than 3 %.
 """
 
 from __future__ import annotations
@@ -105,7 +106,8 @@ async def measure_both(url: str, options: argparse.Namespace) -> tuple[dict[str,
             command = [sys.executable, str(LOAD_TEST), "--url", relay_url, "--json", str(path)]
             for name in ("num_requests", "concurrency", "input_tokens", "output_tokens"):
                 command += [f"--{name.replace('_', '-')}", str(vars(options)[name])]
-            process = await asyncio.create_subprocess_exec(*command, "--warmup", str(NUM_WARMUPS))
+            command += ["--warmup", str(NUM_WARMUPS), "--seed", str(time.time_ns() // 1000)]
+            process = await asyncio.create_subprocess_exec(*command)
             if (status := await process.wait()) != 0:
                 raise RuntimeError(f"load_test.py ended with status {status}")
         return json.loads(path.read_text(encoding="utf-8")), seen[NUM_WARMUPS:]

@@ -44,7 +44,7 @@ from servingbench.client import BenchFailed
 
 MIN_WIDTH = 90  # of the tables, also where the output is no terminal
 STREAMS_SEED = 500  # far from the workloads' seeds
-EXIT_FAILED = 1
+EXIT_FAILED, EXIT_MISCONFIGURED = 1, 2
 EXIT_INTERRUPTED = 130
 
 
@@ -55,7 +55,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     session = Session(results, Console(stderr=True), options.timeout_s, options.num_warmups)
     try:
         asyncio.run(_compare(options, session) if options.contestants else _measure_each(options, session))
-    except (Unreachable, ConfigError, MemberGivenUp, ServingError, BenchFailed) as error:
+        results.is_complete = True
+    except ConfigError as error:
+        print(f"load_test: {error}", file=sys.stderr)
+        return EXIT_MISCONFIGURED
+    except (Unreachable, MemberGivenUp, ServingError, BenchFailed) as error:
         print(f"load_test: {error}", file=sys.stderr)
         _report(options, results)
         return EXIT_FAILED

@@ -64,6 +64,9 @@ class Processes:
     async def start(self, spec: MemberSpec) -> Member:
         return _Returning(await self._begin(spec), partial(self._begin, spec))
 
+    def hurry(self) -> None:
+        self._host.hurry()
+
     def signal(self, name: str, number: signal.Signals) -> bool:
         """Whether there was a process to take it."""
         try:

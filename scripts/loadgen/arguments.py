@@ -54,19 +54,20 @@ def argument_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="load_test.py",
         description="Load on an OpenAI-compatible server or on pdserve's gRPC endpoint. Two targets are compared.",
-        epilog="Exit status: 0 all answered, 1 a request failed or no server, 2 bad usage. OPENAI_API_KEY is sent.",
+        epilog="Exit status: 0 all answered, 1 a request failed or no server, 2 bad usage, 130 interrupted."
+        " OPENAI_API_KEY is sent.",
     )
     add = parser.add_argument
     add("--url", dest="targets", action="append", type=http_address, metavar="URL", help=f"default {DEFAULT_URL}")
     add("--grpc", dest="targets", action="append", type=grpc_address, metavar="HOST:PORT")
     add("--tls", action="store_true", help="speak TLS to --grpc too; https:// says so for --url")
     add("--ca", type=Path, metavar="FILE", help="trust this authority instead of the system's, and speak TLS to --grpc")
-    add("--endpoint", choices=list(Endpoint), default=Endpoint.COMPLETIONS, help="of --url; default completions")
+    add("--endpoint", choices=_names(Endpoint), default=Endpoint.COMPLETIONS, help="of --url; default completions")
     add("--model", help="default: the first one the server lists")
     pacing = parser.add_mutually_exclusive_group()
     pacing.add_argument("--rate", type=_above(float, 0), help="open loop: requests per second, or inf")
     pacing.add_argument("--concurrency", type=_above(int, 0), help="closed loop: clients; default 1")
-    add("--arrivals", choices=list(Arrivals), default=Arrivals.POISSON, help="of --rate; default poisson")
+    add("--arrivals", choices=_names(Arrivals), help="of --rate; default poisson")
     add("--burst-size", type=_above(int, 0), metavar="N", help=f"requests at once; default {DEFAULT_BURST_SIZE}")
     add("--num-requests", type=_above(int, 0), help=f"default {DEFAULT_NUM_REQUESTS}, or the whole trace")
     add("--duration", type=_above(float, 0), metavar="SECONDS", help="send for this long")
@@ -87,7 +88,7 @@ def argument_parser() -> argparse.ArgumentParser:
         help="how coarse the trace's clock is (Mooncake's: 3): its requests are spread over each such bin",
     )
     add("--max-model-len", type=_above(int, 1), help="leave out the trace's requests of more tokens, in and out")
-    add("--prompts", choices=list(PromptKind), help="random token ids (exact lengths) or words; chat takes words")
+    add("--prompts", choices=_names(PromptKind), help="random token ids (exact lengths) or words; chat takes words")
     add("--vocab-size", type=_above(int, 1), default=Workload.vocab_size, help="ids are drawn below this")
     add("--seed", type=_above(int, -1), default=0)
     add(
@@ -115,11 +116,11 @@ def argument_parser() -> argparse.ArgumentParser:
     add(
         "--compare",
         type=explained(_contestants),
-        metavar="A,B",
+        metavar="A[,B]",
         help="disaggregated, colocated or a URL, each in turn under four workloads and with streams that run while long"
         " prompts arrive; the first two are started here. Over gRPC where no URL is among them. Random ids",
     )
-    add("--config", type=Path, default=Path("serve.yaml"), help="of the systems that --compare starts")
+    add("--config", type=Path, help="of the systems that --compare starts; default serve.yaml")
     add("--json", type=writable, metavar="FILE", help="write the results here too")
     add("--csv", type=writable, metavar="FILE", help="write one line per request here")
     add(
@@ -135,6 +136,11 @@ def argument_parser() -> argparse.ArgumentParser:
         help="write every request's stages here, for ui.perfetto.dev and chrome://tracing",
     )
     return parser
+
+
+def _names(kinds: type[StrEnum]) -> list[str]:
+    """For argparse, which would show a member as Python does."""
+    return [str(kind) for kind in kinds]
 
 
 def _above(kind: Callable[[str], Number], bound: int) -> Callable[[str], Number]:

@@ -38,6 +38,7 @@ def _row(record: RequestRecord, start_s: float) -> dict[str, Cell]:
         "scheduled_s": round(record.scheduled_s - start_s, 6),
         "sent_s": round(record.sent_s - start_s, 6),
         "input_len": record.input_tokens,
+        "cached_len": record.cached_tokens,
         "output_len": record.output_tokens,
         "ttft_ms": _ms(record.ttft_s),
         "tpot_ms": _ms(record.tpot_s),

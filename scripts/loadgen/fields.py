@@ -19,6 +19,7 @@ COUNTS = (
     ("completed", "completed"),
     ("failed", "failed"),
     ("input tokens", "total_input_tokens"),
+    ("of them cached", "total_cached_tokens"),
     ("output tokens", "total_output_tokens"),
 )
 

@@ -49,6 +49,7 @@ class GrpcTarget:
                     is_end=bool(message.finish_reason),
                     input_tokens=usage.prompt_tokens if usage else None,
                     output_tokens=usage.completion_tokens if usage else None,
+                    cached_tokens=usage.cached_tokens if usage else None,
                     timings=_timings(message.timings) if message.HasField("timings") else None,
                 )
         except grpc.aio.AioRpcError as error:

@@ -132,6 +132,7 @@ def _delta(data: str) -> Delta:
             is_end=any(choice.get("finish_reason") for choice in choices),
             input_tokens=usage.get("prompt_tokens"),
             output_tokens=usage.get("completion_tokens"),
+            cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
             timings=_timings(event["timings"]) if event.get("timings") else None,
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -20,7 +20,8 @@ def results_json(results: Results) -> JsonObject:
         name: _runs_json([_run_json(run, results.judgement) for run in runs])
         for name, runs in results.by_workload.items()
     }
-    result: JsonObject = by_workload.get("", {"workloads": by_workload} if by_workload else {})
+    result: JsonObject = {"is_complete": results.is_complete}
+    result |= by_workload.get("", {"workloads": by_workload} if by_workload else {})
     if results.streams:
         result["running_streams"] = [_streams_json(streams, results.judgement) for streams in results.streams]
     if results.sweeps:

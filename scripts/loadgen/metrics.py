@@ -45,6 +45,7 @@ class Summary:
     completed: int
     failed: int
     total_input_tokens: int
+    total_cached_tokens: int  # of the input, as far as the server tells
     total_output_tokens: int
     num_token_events: int
     num_short: int  # answers with fewer tokens than asked for
@@ -107,6 +108,7 @@ def summarize(records: Sequence[RequestRecord], judgement: Judgement = Judgement
         completed=len(completed),
         failed=len(failures),
         total_input_tokens=sum(record.input_tokens for record in completed),
+        total_cached_tokens=sum(record.cached_tokens for record in completed),
         total_output_tokens=sum(record.output_tokens for record in completed),
         num_token_events=sum(len(record.token_event_s) for record in completed),
         num_short=sum(record.output_tokens < record.planned_output_tokens for record in completed),

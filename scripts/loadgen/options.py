@@ -27,6 +27,7 @@ from loadgen.tls import ClientTls
 from loadgen.trace import TraceError, read_trace, spread_in_bins
 from loadgen.workload import Burst, ClosedLoop, Constant, Pacing, Poisson, PromptKind, Replay, Workload
 
+DEFAULT_CONFIG = Path("serve.yaml")
 COMPARE_CONCURRENCY = 4
 COMPARE_NUM_REQUESTS = 16
 COMPARE_NUM_WARMUPS = 2
@@ -69,12 +70,13 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     prompt_kind = PromptKind(parsed.prompts or ("text" if endpoint is Endpoint.CHAT else "ids"))
     if endpoint is Endpoint.CHAT and prompt_kind is PromptKind.IDS and not all(target.is_grpc for target in targets):
         parser.error("chat takes text, not token ids; use --endpoint completions for exact lengths")
+    _check_together(parser, parsed, targets)
     if parsed.compare:
         _check_compare(parser, parsed)
     return Options(
         targets=targets,
         contestants=parsed.compare or (),
-        config_path=parsed.config,
+        config_path=parsed.config or DEFAULT_CONFIG,
         workload=_workload(parser, parsed, prompt_kind),
         endpoint=endpoint,
         model=parsed.model,
@@ -82,7 +84,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         timeout_s=parsed.timeout,
         judgement=Judgement(parsed.slo, parsed.percentiles),
         objectives=_objectives(parser, parsed),
-        outputs=Outputs(parsed.json, parsed.csv, parsed.html, parsed.chrome_trace),
+        outputs=_outputs(parser, parsed),
         tls=_tls(parser, parsed),
     )
 
@@ -92,6 +94,34 @@ def _tls(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> ClientT
         return ClientTls(parsed.tls, parsed.ca)
     except (OSError, ssl.SSLError) as error:
         parser.error(f"--ca: cannot use {parsed.ca}: {error}")
+
+
+def _outputs(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> Outputs:
+    outputs = Outputs(parsed.json, parsed.csv, parsed.html, parsed.chrome_trace)
+    paths = [path.resolve() for path in vars(outputs).values() if path is not None]
+    if len(set(paths)) < len(paths):
+        parser.error("each of --json, --csv, --html and --chrome-trace writes a file of its own")
+    return outputs
+
+
+def _check_together(
+    parser: argparse.ArgumentParser, parsed: argparse.Namespace, targets: Sequence[TargetAddress]
+) -> None:
+    """An option that would do nothing is a mistake."""
+    if parsed.arrivals is not None and parsed.rate is None and parsed.sweep is None:
+        parser.error("--arrivals is of --rate")
+    if parsed.burst_size is not None and parsed.arrivals != Arrivals.BURST:
+        parser.error("--burst-size is of --arrivals burst")
+    for option in ("trace_bin", "trace_speed", "max_model_len"):
+        if vars(parsed)[option] is not None and parsed.trace is None:
+            parser.error(f"--{option.replace('_', '-')} is of a --trace")
+    has_own_arrivals = parsed.rate is not None or parsed.concurrency is not None or parsed.sweep is not None
+    if has_own_arrivals and (parsed.trace_bin is not None or parsed.trace_speed is not None):
+        parser.error("--trace-bin and --trace-speed are of the trace's own arrivals, which --rate and others replace")
+    if parsed.tls and not any(target.is_grpc for target in targets):
+        parser.error("--tls is of --grpc; https:// says so for --url")
+    if parsed.config is not None and not parsed.compare:
+        parser.error("--config is of the systems that --compare starts")
 
 
 def _check_compare(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> None:
@@ -114,7 +144,8 @@ def _objectives(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> 
         )
     if parsed.sweep > 1:
         parser.error("--sweep is a share of the requests, such as 0.9")
-    if parsed.concurrency is not None or parsed.arrivals != Arrivals.POISSON or parsed.rate == math.inf:
+    is_poisson = parsed.arrivals in (None, Arrivals.POISSON)
+    if parsed.concurrency is not None or not is_poisson or parsed.rate == math.inf:
         parser.error("--sweep chooses the rate of Poisson arrivals: give at most a finite --rate, where it begins")
     return parsed.slo, Search(goal=parsed.sweep, first_rate=parsed.rate or Search.first_rate)
 
@@ -124,12 +155,6 @@ def _workload(parser: argparse.ArgumentParser, parsed: argparse.Namespace, promp
         trace = () if parsed.trace is None else read_trace(parsed.trace, parsed.max_model_len)
     except TraceError as error:
         parser.error(str(error))
-    if parsed.trace_bin is not None and not trace:
-        parser.error("--trace-bin is of a --trace")
-    if parsed.trace_speed is not None and not trace:
-        parser.error("--trace-speed is of a --trace")
-    if parsed.burst_size is not None and parsed.arrivals != Arrivals.BURST:
-        parser.error("--burst-size is of --arrivals burst")
     if parsed.trace_bin is not None:
         trace = spread_in_bins(trace, parsed.trace_bin, parsed.seed)
     if trace and (parsed.input_tokens or parsed.output_tokens):
@@ -137,7 +162,7 @@ def _workload(parser: argparse.ArgumentParser, parsed: argparse.Namespace, promp
     num_requests = parsed.num_requests
     if num_requests is None and parsed.duration is None and not trace:
         num_requests = COMPARE_NUM_REQUESTS if parsed.compare else DEFAULT_NUM_REQUESTS
-    if parsed.rate == math.inf and parsed.arrivals != Arrivals.POISSON:
+    if parsed.rate == math.inf and parsed.arrivals not in (None, Arrivals.POISSON):
         parser.error(f"--rate inf sends everything at once: it has no --arrivals {parsed.arrivals}")
     if parsed.rate == math.inf and num_requests is None and not trace:
         parser.error("--rate inf needs --num-requests")
@@ -156,7 +181,8 @@ def _workload(parser: argparse.ArgumentParser, parsed: argparse.Namespace, promp
 
 def _pacing(parsed: argparse.Namespace, has_trace: bool) -> Pacing:
     if parsed.rate is not None:
-        return _open_loop(Arrivals(parsed.arrivals), parsed.rate, parsed.burst_size or DEFAULT_BURST_SIZE)
+        arrivals = Arrivals(parsed.arrivals or Arrivals.POISSON)
+        return _open_loop(arrivals, parsed.rate, parsed.burst_size or DEFAULT_BURST_SIZE)
     if parsed.concurrency is not None:
         return ClosedLoop(parsed.concurrency)
     if has_trace:

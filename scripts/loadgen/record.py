@@ -28,6 +28,7 @@ class Delta:
     is_end: bool = False  # carries the finish reason
     input_tokens: int | None = None  # the server's own counts, once it tells them
     output_tokens: int | None = None
+    cached_tokens: int | None = None  # of the input: found in a prefix cache
     timings: ServerTimings | None = None
 
 
@@ -75,6 +76,7 @@ class RequestRecord:
     event_tokens: int = 0
     usage_input_tokens: int | None = None
     usage_output_tokens: int | None = None
+    cached_tokens: int = 0  # of the input, as far as the server tells
     failure: RequestFailed | None = None
     timings: ServerTimings | None = None
 
@@ -86,6 +88,7 @@ class RequestRecord:
             self.end_s = now_s
         if delta.output_tokens is not None:
             self.usage_input_tokens, self.usage_output_tokens = delta.input_tokens, delta.output_tokens
+            self.cached_tokens = delta.cached_tokens or 0
         if delta.timings is not None:
             self.timings = delta.timings
 

@@ -19,6 +19,7 @@ from loadgen.fields import (
 from loadgen.metrics import Summary
 
 LAG_WORTH_A_NOTE_MS = 50.0
+CACHED_WORTH_A_NOTE = 0.05  # of the input tokens
 EVENT_SURPLUS_WORTH_A_NOTE = 0.01  # a few tokens print nothing, or print together with the next
 
 
@@ -97,6 +98,11 @@ def _notes(label: str, summary: Summary) -> list[Text]:
         )
     if summary.num_short:
         notes.append(f"{summary.num_short:,} answers were shorter than asked: the server may not know ignore_eos")
+    if summary.total_cached_tokens > CACHED_WORTH_A_NOTE * summary.total_input_tokens:
+        notes.append(
+            f"{summary.total_cached_tokens / summary.total_input_tokens:.0%} of the input tokens were in the server's"
+            " prefix caches, which makes TTFT shorter: --seed N asks what it has not been asked before"
+        )
     if summary.send_lag_p99_ms > LAG_WORTH_A_NOTE_MS:
         notes.append(
             f"requests left up to {summary.send_lag_p99_ms:.0f} ms (p99) after their time: this generator was the"

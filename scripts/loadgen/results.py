@@ -60,6 +60,7 @@ class SweepRun:
     slo: Slo
     goal: float
     runs: list[tuple[float, list[RequestRecord]]] = field(default_factory=list)  # by rate, in the order tried
+    is_complete: bool = False  # else it ended before the answer
 
     @property
     def sweep(self) -> Sweep:
@@ -73,6 +74,7 @@ class Results:
     runs: list[Run] = field(default_factory=list)
     streams: list[StreamsRun] = field(default_factory=list)
     sweeps: list[SweepRun] = field(default_factory=list)
+    is_complete: bool = False  # else this is what was measured before an interrupt or a failure
 
     @property
     def by_workload(self) -> dict[str, list[Run]]:

@@ -70,3 +70,4 @@ class Session:
 
         await self.warm_up(workload, target)
         await find_highest_rate(attainment_at, search)
+        swept.is_complete = True

@@ -26,9 +26,10 @@ class Slo:
         limits: dict[str, float] = {}
         for part in text.split(","):
             name, _, seconds = part.partition(":")
-            if name not in ("ttft", "tpot", "e2el") or name in limits or not float(seconds) > 0:
-                raise ValueError(f"{part!r} is not a limit such as ttft:3")
-            limits[name] = float(seconds)
+            limit_s = _number(seconds)
+            if name not in ("ttft", "tpot", "e2el") or name in limits or not limit_s > 0:
+                raise ValueError("limits are ttft, tpot and e2el, each once, in seconds above 0: ttft:3,tpot:0.15")
+            limits[name] = limit_s
         return Slo(**{f"{name}_s": seconds for name, seconds in limits.items()})
 
     def is_met_by(self, record: RequestRecord) -> bool:
@@ -44,6 +45,13 @@ class Slo:
     def __str__(self) -> str:
         limits = {"TTFT": self.ttft_s, "TPOT": self.tpot_s, "end-to-end": self.e2el_s}
         return ", ".join(f"{name} ≤ {limit:g} s" for name, limit in limits.items() if limit < math.inf)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def num_good(records: Sequence[RequestRecord], slo: Slo) -> int:

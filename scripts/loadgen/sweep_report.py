@@ -30,7 +30,8 @@ def sweep_report(swept: SweepRun, judgement: Judgement) -> RenderableType:
 def sweep_sentence(swept: SweepRun) -> str:
     sweep = swept.sweep
     goal = f"{swept.goal:.0%} of the requests within {swept.slo}"
+    so_far = "" if swept.is_complete else "the search was cut short; so far "
     if sweep.highest_rate is None:
-        return f"{swept.target}: no rate that was tried keeps {goal}"
+        return f"{swept.target}: {so_far}no rate that was tried keeps {goal}"
     limit = "and more" if sweep.lowest_miss is None else f"but not {sweep.lowest_miss:.2f}"
-    return f"{swept.target}: keeps {goal} at {sweep.highest_rate:.2f} requests/s, {limit}"
+    return f"{swept.target}: {so_far}keeps {goal} at {sweep.highest_rate:.2f} requests/s, {limit}"

@@ -20,6 +20,11 @@ import numpy as np
 
 HASH_BLOCK_TOKENS = 512  # tokens that one of Mooncake's hash ids stands for
 
+_FIELDS = {
+    ".csv": "TIMESTAMP,ContextTokens,GeneratedTokens",
+    ".jsonl": "timestamp, input_length and output_length, maybe hash_ids",
+}
+
 Raw = TypeVar("Raw")
 
 
@@ -87,8 +92,8 @@ def _parsed(path: Path, line: int, raw: Raw, parse: Callable[[Raw], TraceRow]) -
         row = parse(raw)
     except KeyError as error:
         raise TraceError(f"{path}, line {line}: no field {error}") from error
-    except (ValueError, TypeError) as error:
-        raise TraceError(f"{path}, line {line}: {error}") from error
+    except (ValueError, TypeError, AttributeError) as error:
+        raise TraceError(f"{path}, line {line}: {error}; a line has {_FIELDS[path.suffix]}") from error
     if min(row.input_tokens, row.output_tokens) < 1:
         raise TraceError(f"{path}, line {line}: lengths must be at least 1")
     return row

@@ -51,16 +51,16 @@ def ttft_against_tpot(runs: Sequence[Run]) -> Plot:
 def itl_over_time(runs: Sequence[Run]) -> Plot:
     """Of all streams together: the median and the longest gap of each moment."""
     gaps = [_gaps(run.records) for run in runs]
-    everything = [gap for each in gaps for gap in each]
+    end_s = max((x for each in gaps for x, _ in each), default=1.0)
+    curves = [[_binned(points, end_s / NUM_TIME_BINS, of) for of in (max, median)] for points in gaps]
     plot = Plot(
         "Inter-token latency over time: median, and thin the longest",
-        Axis("seconds after the start", 0.0, max((x for x, _ in everything), default=1.0)),
-        Axis.over("ms", [y for _, y in everything], is_log=True),
+        Axis("seconds after the start", 0.0, end_s),
+        Axis.over("ms", _worth_showing([y for pair in curves for curve in pair for _, y in curve]), is_log=True),
     )
-    for index, (run, points) in enumerate(zip(runs, gaps, strict=True)):
-        width_s = plot.x.high / NUM_TIME_BINS
-        plot.line(_binned(points, width_s, max), f"s{index} thin")
-        plot.line(_binned(points, width_s, median), f"s{index}", run.target)
+    for index, (run, (longest, usual)) in enumerate(zip(runs, curves, strict=True)):
+        plot.line(longest, f"s{index} thin")
+        plot.line(usual, f"s{index}", run.target)
     return plot
 
 
@@ -106,6 +106,11 @@ def _gaps(records: Sequence[RequestRecord]) -> list[Point]:
         for record in records
         for earlier, later in pairwise(record.token_event_s)
     )
+
+
+def _worth_showing(values: Sequence[float]) -> Sequence[float]:
+    """All but the smallest twentieth: two tokens that came together would push everything else to the upper edge."""
+    return sorted(values)[len(values) // 20 :]
 
 
 def _binned(points: Sequence[Point], width: float, of: Callable[[list[float]], float]) -> list[Point]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from html import escape
 
-from loadgen.fields import LATENCIES, RATES, distribution_of, rate_of, statistic_names, statistics_of
+from loadgen.fields import COUNTS, LATENCIES, RATES, distribution_of, rate_of, statistic_names, statistics_of
 from loadgen.metrics import Judgement, Summary
 from loadgen.report import number_text
 from loadgen.results import Results, Run, StreamsRun
@@ -27,6 +27,8 @@ def page(results: Results) -> str:
     when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     judged = f" Objectives: {results.judgement.slo}." if results.judgement.slo else ""
     body = [f"<h1>Load test</h1><p>{when}. Latencies count from each request's planned arrival.{escape(judged)}</p>"]
+    if not results.is_complete:
+        body.append("<p><strong>The test was cut short: this is what was measured before.</strong></p>")
     for name, runs in results.by_workload.items():
         body += _workload(name, runs, results.judgement)
     if results.streams:
@@ -60,8 +62,7 @@ def _numbers(targets: Sequence[str], summaries: Sequence[Summary]) -> str:
             rows.append((f"{label} {statistic}, ms", [side.get(statistic) for side in sides]))
     for label, key in RATES:
         rows.append((label, [rate_of(summary, key) for summary in summaries]))
-    rows.append(("completed", [summary.completed for summary in summaries]))
-    rows.append(("failed", [summary.failed for summary in summaries]))
+    rows += [(label, [int(getattr(summary, key)) for summary in summaries]) for label, key in COUNTS]
     if summaries[0].slo_attainment is not None:
         rows.append(("within SLO, %", [100 * (summary.slo_attainment or 0.0) for summary in summaries]))
         rows.append(("goodput, requests/s", [summary.request_goodput for summary in summaries]))

@@ -65,6 +65,9 @@ class ObedientHost:
         self._changed.set()
         return member
 
+    def hurry(self) -> None:
+        return
+
     async def close(self) -> None:
         return
 

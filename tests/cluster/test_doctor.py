@@ -19,7 +19,8 @@ from cluster.plan import Overrides, make_plan
 from cluster.running import find_running
 from cluster.trial import measured_by
 from cluster.up import UpOptions
-from common.config import ServeConfig, load_config
+from common.config import RouterSection, ServeConfig, load_config
+from common.errors import WorkerUnavailable
 from common.kv_layout import KVLayout
 from common.pb import serving_pb2 as pb
 from tests.cluster.pdserve_process import pdserve
@@ -39,12 +40,13 @@ def test_it_starts_a_pair_measures_it_and_says_with_how_many_workers_to_start(
     found = find_running(config, None, None)
     assert run_doctor(UpOptions(config, Overrides(), tmp_path / "logs", None), found, console) == 0
     told = console.export_text()
-    assert re.search(r"prefill +[\d,]+ tokens/s", told)
+    assert re.search(r"prefill +[\d,]+( to [\d,]+)? tokens/s", told)
     assert re.search(r"decode +[\d.]+ ms a step with 16 streams", told)
     assert re.search(r"link +shm, [\d.]+ GB/s, round trip [\d.]+ ms", told)
-    assert re.search(r"^ *128 .* (\d : \d +(split|either)|- +colocate)", told, re.MULTILINE)
+    assert re.search(r"^ *128 .* (\d\+? : \d\+? +(split|either)|- +colocate)", told, re.MULTILINE)
     prose = " ".join(told.split())
-    assert re.search(r"start with \d prefill workers? and \d decode workers?|Nothing here speaks for splitting", prose)
+    advice = r"start with (at least )?\d prefill workers? and \d decode workers?|Nothing here speaks for splitting"
+    assert re.search(advice, prose)
 
 
 async def test_of_a_running_deployment_it_shows_pairs_and_clocks_and_starts_nothing(
@@ -59,6 +61,22 @@ async def test_of_a_running_deployment_it_shows_pairs_and_clocks_and_starts_noth
     assert "apart" in clocks
     assert "GB/s" not in pair  # a number under that head
     assert not any("registered" in line for line in doctor.lines)
+
+
+def test_a_deployment_that_was_named_and_does_not_answer_is_no_reason_to_look_elsewhere(tiny_config: Path) -> None:
+    config = load_config(tiny_config)
+    found = find_running(config, "127.0.0.1:9", None)
+    with pytest.raises(WorkerUnavailable, match=r"no router answers at 127\.0\.0\.1:9"):
+        run_doctor(UpOptions(config, Overrides(), None, None), found, Console(quiet=True))
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1"])
+def test_an_address_that_is_not_this_machines_is_named_rather_than_its_port(tiny_config: Path, host: str) -> None:
+    config = load_config(tiny_config)
+    plan = make_plan(config.model_copy(update={"router": RouterSection(host=host)}), Overrides())
+    finding = check_ports(plan)
+    assert finding.grade is Grade.BAD
+    assert f"router.host is {host}, which is no address of this machine" in finding.text
 
 
 def test_a_port_in_use_is_named(tiny_config: Path) -> None:

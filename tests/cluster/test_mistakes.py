@@ -38,7 +38,7 @@ async def complaint_about(config: str, folder: Path) -> str:
         ("model: [", "is not valid YAML"),
         ("model: {source: /no/such/model.gguf}", "no such file or folder: /no/such/model.gguf"),
         ("decode: {replicas: 0}", "start at least one of each"),
-        ("router: {host: 192.0.2.1}", "cannot listen on 192.0.2.1"),
+        ("router: {host: 192.0.2.1}", "router.host is 192.0.2.1, which is no address of this machine"),
         ("security: {secret_file: /no/such/secret}", "security.secret_file: cannot read /no/such/secret"),
     ],
 )

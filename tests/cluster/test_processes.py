@@ -33,6 +33,15 @@ while True:
     signal.pause()
 """
 
+DRAINS_UNTIL_INT = """
+import signal, sys
+signal.signal(signal.SIGTERM, lambda *_: print("draining", flush=True))
+signal.signal(signal.SIGINT, lambda *_: sys.exit(3))
+print("up", flush=True)
+while True:
+    signal.pause()
+"""
+
 
 def host_running(script: str, logs: Path, stop_timeout_s: float = 10.0) -> ProcessHost:
     return ProcessHost(lambda _spec: [sys.executable, "-c", textwrap.dedent(script)], logs, stop_timeout_s)
@@ -97,6 +106,21 @@ async def test_stop_insists_after_its_bound(tmp_path: Path) -> None:
     await asyncio.wait_for(member.stop(), WAIT_S)
     assert (await member.ended()).reason == "killed by SIGKILL"
     assert not is_alive(member.pid)
+
+
+async def test_who_is_in_a_hurry_does_not_wait_for_a_member_that_drains(tmp_path: Path) -> None:
+    host = host_running(DRAINS_UNTIL_INT, tmp_path, stop_timeout_s=WAIT_S)
+    first, second = await host.start(SPEC), await host.start(MemberSpec("decode-1", Role.DECODE))
+    for name in ("decode-0", "decode-1"):
+        await until(lambda name=name: says_up(tmp_path / f"{name}.log"))
+    stopping = asyncio.create_task(first.stop())
+    await until(lambda: "draining" in (tmp_path / "decode-0.log").read_text())
+    assert not stopping.done()
+    host.hurry()
+    async with asyncio.timeout(WAIT_S / 2):
+        await stopping
+        await second.stop()  # also what stops later
+    assert [(await member.ended()).reason for member in (first, second)] == ["exit code 3"] * 2
 
 
 async def test_stop_after_the_end_does_nothing(tmp_path: Path) -> None:

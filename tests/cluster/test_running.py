@@ -53,6 +53,17 @@ def test_without_options_it_is_the_living_run_at_the_configs_port(runs: Path) ->
     assert find_running(ServeConfig(), "127.0.0.1:7002", None).access.secret == b""
 
 
+def test_each_of_several_routers_is_known_by_its_own_port(runs: Path) -> None:
+    run = make_run(runs / f"20260101-000000-{os.getpid()}", 8002)
+    router = RouterSection(control_port=8002, processes=2)
+    make_plan(ServeConfig(router=router), Overrides()).with_secret_file(run / "secret").write(run / "serve.yaml")
+    second = find_running(ServeConfig(), "127.0.0.1:8003", None)
+    assert (second.control_address, second.is_asked_for) == ("127.0.0.1:8003", True)
+    assert second.access.secret.startswith(b"the secret of 20260101")
+    assert find_running(ServeConfig(), "127.0.0.1:8004", None).access.secret == b""
+    assert not find_running(ServeConfig(), None, None).is_asked_for
+
+
 def test_a_run_on_a_ray_cluster_is_found_on_its_nodes_own_address(runs: Path) -> None:
     run = make_run(runs / f"20260101-000000-{os.getpid()}", 8002)
     make_plan(load_config(run / "serve.yaml"), Overrides()).on_network("192.0.2.7").write(run / "serve.yaml")

@@ -19,7 +19,7 @@ from cluster.status import show_status
 from common.cluster_access import ClusterAccess
 from common.config import ServeConfig
 from common.errors import InvalidRequest, WorkerUnavailable
-from tests.cluster.pdserve_process import command_line, is_alive, pdserve, until
+from tests.cluster.pdserve_process import END_S, command_line, is_alive, pdserve, until
 
 
 def is_healthy(url: str) -> bool:
@@ -51,6 +51,26 @@ async def test_up_serves_until_ctrl_c_and_leaves_nothing(tiny_config: Path, tmp_
     assert "decode-0" in table
     assert re.search(r"prefill-0\s+decode-0\s+good", table)
     assert "ready, up" in table
+
+
+async def test_a_second_ctrl_c_does_not_wait_for_what_is_being_answered(tiny_config: Path, tmp_path: Path) -> None:
+    body = {"model": "tiny", "prompt": "Hello", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    async with pdserve("up", "--config", str(tiny_config), logs=tmp_path) as up, httpx.AsyncClient() as http:
+        url = await up.url()
+        members = up.children()
+        async with http.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
+            lines = response.aiter_lines()
+            assert (await anext(lines)).startswith("data: {")
+            up.process.send_signal(signal.SIGINT)
+            assert "for at most 30 s; Ctrl-C again stops at once" in await up.line("stopping")
+            assert (await anext(lines)) == ""  # it goes on
+            up.process.send_signal(signal.SIGINT)
+            async with asyncio.timeout(END_S / 2):
+                told = [line async for line in lines if line]
+                assert await up.process.wait() == 0
+        assert await up.errors() == ""
+    assert "shutting down" in told[-1]
+    assert not any(is_alive(pid) for pid in members)
 
 
 async def test_a_killed_worker_comes_back_and_the_same_answer_is_served(tiny_config: Path, tmp_path: Path) -> None:

@@ -20,8 +20,9 @@ def test_the_shipped_config_is_valid_and_says_what_the_defaults_are() -> None:
     assert load_config(ROOT / "serve.yaml") == ServeConfig()
 
 
-def test_an_empty_file_means_the_defaults(tmp_path: Path) -> None:
-    assert load_config(written(tmp_path, "")) == ServeConfig()
+@pytest.mark.parametrize("text", ["", "prefill:\n  # replicas: 3\nrouter:\n"])
+def test_an_empty_file_or_section_means_the_defaults(tmp_path: Path, text: str) -> None:
+    assert load_config(written(tmp_path, text)) == ServeConfig()
 
 
 @pytest.mark.parametrize(
@@ -35,6 +36,10 @@ def test_an_empty_file_means_the_defaults(tmp_path: Path) -> None:
         ("decode: {kv_cache_gib: lots}", "`decode.kv_cache_gib` is 'lots'"),
         ("decode: {gpu_memory_fraction: 1.0}", "`decode.gpu_memory_fraction` is 1.0"),
         ("model: {quantization: int4}", "`model.quantization` is 'int4'"),
+        ("modell:", "unknown key `modell`"),
+        ("router: {http_port: 1}\nrouter: {grpc_port: 2}", "`router` is there twice"),
+        ("router: {http_port: 1, http_port: 2}", "`http_port` is there twice"),
+        ("telemetry: {otlp_endpoint: collector}", "`telemetry.otlp_endpoint` is 'collector'"),
         ("- a\n- b", "must hold sections"),
         ("model: [unclosed", "not valid YAML"),
     ],

@@ -226,6 +226,7 @@ def test_what_could_never_fit_is_refused(tiny_model: Path, engine: Engine) -> No
     ("changes", "message"),
     [
         ({"kv_cache_bytes": 1000}, "kv_cache_gib"),
+        ({"kv_cache_bytes": 2**50}, "no memory for a KV cache of 1,048,576.0 GiB on cpu: set a smaller kv_cache_gib"),
         ({"max_model_len": 5000}, "4096 positions"),
         ({"max_model_len": 4000, "kv_cache_bytes": 10 * 2048}, "KV cache holds 40"),
         ({"device": "tpu"}, "tpu"),

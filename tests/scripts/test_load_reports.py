@@ -12,15 +12,18 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from loadgen.csv_report import write_csv
 from loadgen.json_report import results_json
 from loadgen.metrics import Judgement
 from loadgen.record import Delta, RequestFailed, RequestRecord, ServerTimings
+from loadgen.report import single_report
 from loadgen.results import Gap, Results, Run, StreamsRun, SweepRun
 from loadgen.slo import Slo
+from loadgen.sweep_report import sweep_sentence
 from loadgen.workload import Poisson, Workload
-from loadreport.charts import attainment_against_rate, distribution
+from loadreport.charts import attainment_against_rate, distribution, itl_over_time
 from loadreport.chrome import results_trace
 from loadreport.page import page
 from loadreport.svg import Axis
@@ -34,6 +37,7 @@ def answered(scheduled_s: float, ttft_s: float, timings: ServerTimings | None = 
     record = RequestRecord(scheduled_s, scheduled_s + 0.01, 50, 3)
     for index in range(3):
         record.note(Delta(num_tokens=1, is_end=index == 2), scheduled_s + ttft_s + 0.05 * index)
+    record.note(Delta(input_tokens=50, output_tokens=3, cached_tokens=32), scheduled_s + ttft_s + 0.1)
     record.timings = timings
     return record
 
@@ -56,19 +60,21 @@ def results() -> Results:
         loaded = [Gap(0.1 * index, 0.03) for index in range(1, 11)]
         results.streams.append(StreamsRun(target, 4, idle, loaded, [answered(200.0, 1.0)], [0.0]))
         runs = [(1.0, [answered(0.0, 0.2)]), (2.0, [answered(0.0, 0.2), refused(1.0)])]
-        results.sweeps.append(SweepRun(target, SLO, 0.9, runs))
+        results.sweeps.append(SweepRun(target, SLO, 0.9, runs, is_complete=True))
+    results.is_complete = True
     return results
 
 
 def test_a_comparison_is_json_by_workload_with_ratios(results: Results) -> None:
     result = json.loads(json.dumps(results_json(results)))
-    assert set(result) == {"workloads", "running_streams", "sweeps"}
+    assert set(result) == {"is_complete", "workloads", "running_streams", "sweeps"}
     assert set(result["workloads"]) == {"short chat", "mix"}
     chat = result["workloads"]["short chat"]
     assert [each["target"] for each in chat["targets"]] == ["disaggregated", "<colocated> & co"]
     assert chat["ratios"]["median_ttft_ms"] == pytest.approx(2.0)
     assert [each["slo_attainment"] for each in chat["targets"]] == [pytest.approx(2 / 3), 0.0]
     assert result["running_streams"][0]["ratios"]["p99_itl_ms"] == pytest.approx(3.0)
+    assert [each["total_cached_tokens"] for each in chat["targets"]] == [64, 64]
     sweep = result["sweeps"][0]
     assert (sweep["highest_rate"], sweep["lowest_miss"]) == (1.0, 2.0)
     assert [(rate["request_rate"], rate["slo_attainment"]) for rate in sweep["rates"]] == [(1.0, 1.0), (2.0, 0.5)]
@@ -84,6 +90,7 @@ def test_the_csv_has_a_line_per_request_in_order_of_arrival(results: Results, tm
     assert [row["scheduled_s"] for row in (first, second, third)] == ["0.0", "0.5", "1.0"]
     assert (first["ttft_ms"], first["tpot_ms"], first["is_good"]) == ("200.0", "50.0", "True")
     assert (first["prefill_ms"], first["transfer_ms"], first["prefill_worker"]) == ("180.0", "", "prefill-0")
+    assert (first["input_len"], first["cached_len"]) == ("50", "32")
     assert (third["error"], third["ttft_ms"], third["is_good"]) == ("HTTP 429 queue_full", "", "False")
 
 
@@ -104,6 +111,31 @@ def test_the_page_stands_alone_and_holds_every_plot(results: Results) -> None:
     assert "<colocated>" not in html
     assert "&lt;colocated&gt; &amp; co" in html
     assert "keeps 90% of the requests within TTFT ≤ 0.3 s, TPOT ≤ 0.1 s at 1.00 requests/s, but not 2.00" in html
+
+
+def test_what_was_cut_short_says_so_everywhere(results: Results) -> None:
+    assert "cut short" not in page(results)
+    assert results_json(results)["is_complete"]
+    results.is_complete = results.sweeps[0].is_complete = False
+    assert "The test was cut short" in page(results)
+    assert not results_json(results)["is_complete"]
+    assert "the search was cut short; so far keeps 90%" in sweep_sentence(results.sweeps[0])
+
+
+def test_prompts_that_were_cached_are_told(results: Results, capsys) -> None:
+    Console(width=120).print(single_report("x", results.runs[0].summary(results.judgement)))
+    told = " ".join(capsys.readouterr().out.split())
+    assert "of them cached" in told
+    assert "64% of the input tokens were in the server's prefix caches" in told
+
+
+def test_two_tokens_at_once_do_not_flatten_the_gaps_over_time() -> None:
+    record = RequestRecord(0.0, 0.0, 50, 40)
+    times = [0.5 + 0.01 * index for index in range(40)]
+    for at_s in [*times, times[-1] + 1e-5]:
+        record.note(Delta(num_tokens=1), at_s)
+    plot = itl_over_time([Run("", "x", WORKLOAD, [record])])
+    assert plot.y.low > 1.0
 
 
 def test_a_page_of_failures_alone_is_still_a_page() -> None:
