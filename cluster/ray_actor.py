@@ -16,7 +16,7 @@ from cluster.plan import available_cores
 from cluster.running import RunningDeployment
 from common.config import Role, ServeConfig
 from common.logs import setup_logging
-from common.process import Service
+from common.process import Service, freeze_heap
 
 LEFT = "left"
 LOG_CHUNK_BYTES = 1 << 20
@@ -70,6 +70,7 @@ class MemberActor:
         """Returns why it ended, LEFT when it was drained. Raises: ConfigError when it cannot start."""
         setup_logging(self._order.spec.name)
         self._service = await _start(self._order, self._secret)
+        freeze_heap()
         crashing = asyncio.ensure_future(self._service.wait_crashed())
         drained = asyncio.ensure_future(self._service.wait_drained())
         await asyncio.wait({crashing, drained}, return_when=asyncio.FIRST_COMPLETED)

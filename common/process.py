@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import resource
 import signal
@@ -27,6 +28,16 @@ def allow_many_connections() -> None:
     """Raise this process's limit of open files as far as it may: many systems begin with 1,024."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def freeze_heap() -> None:
+    """Once everything is loaded: the garbage collector does not look at it again.
+
+    A full collection of what torch and other libraries leave takes a worker 0.13 s and the router half of that, in
+    which every stream stands still. Afterwards it looks at what requests leave, which is little.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 class Service(Protocol):
@@ -80,6 +91,7 @@ async def _serve(start: Callable[[], Awaitable[Service]]) -> int:
         await asyncio.gather(starting, return_exceptions=True)
         return 0
     service = await starting
+    freeze_heap()
     draining.add_done_callback(lambda task: None if task.cancelled() else service.begin_drain())
     crashing = asyncio.create_task(service.wait_crashed())
     drained = asyncio.create_task(service.wait_drained())

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import aclosing
 from typing import Protocol
 
+from common.process import freeze_heap
 from loadgen.record import RequestFailed, RequestRecord, Target
 from loadgen.workload import ClosedLoop, PlannedRequest, Workload, plan
 
@@ -24,6 +25,7 @@ class Watcher(Protocol):
 
 async def run(workload: Workload, target: Target, timeout_s: float, watcher: Watcher) -> None:
     """Send the whole workload and wait for every answer; `watcher` gets the records."""
+    freeze_heap()  # a pause of this process would look like one of the server's
     match workload.pacing:
         case ClosedLoop(concurrency):
             requests = plan(workload)
