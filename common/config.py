@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -211,15 +210,17 @@ def _require_loopback(key: str, host: str) -> None:
         )
 
 
-class _UniqueKeys(yaml.SafeLoader):
-    """YAML's keys are unique within a mapping. PyYAML takes the last one, and a whole section may be lost unseen."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        for index, key in enumerate(keys):
-            if any(key.value == earlier.value for earlier in keys[:index]):
+def _require_unique_keys(node: yaml.Node | None, above: tuple[yaml.Node, ...] = ()) -> None:
+    """As YAML wants it. PyYAML takes the last of two, and a whole section may be lost unseen. Raises: YAMLError."""
+    if isinstance(node, yaml.MappingNode) and node not in above:  # an alias may name what it is in
+        seen: set[str] = set()
+        for key, value in node.value:
+            _require_unique_keys(value, (*above, node))
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            if key.value in seen:
                 raise yaml.MarkedYAMLError(problem=f"`{key.value}` is there twice", problem_mark=key.start_mark)
-        return super().construct_mapping(node, deep)
+            seen.add(key.value)
 
 
 def _without_empty_sections(tree: dict[Any, Any]) -> dict[Any, Any]:
@@ -235,7 +236,8 @@ def load_config(path: Path) -> ServeConfig:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the config file {path}: {error}") from error
     try:
-        tree = yaml.load(text, _UniqueKeys)
+        _require_unique_keys(yaml.compose(text, yaml.SafeLoader))
+        tree = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {error}") from error
     tree = {} if tree is None else tree

@@ -25,11 +25,17 @@ def test_the_printed_key_opens_a_file_with_the_printed_line(tmp_path: Path, caps
     assert len(path.read_text().splitlines()) == 2
 
 
-@pytest.mark.parametrize("arguments", [["two words"], ["alice", "--requests-per-minute", "0"]])
-def test_what_no_line_could_say_is_refused_in_one_line(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["key", *arguments]) == 2
+def test_what_no_line_could_say_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["key", "two words"]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("number", ["0", "1.5", "many"])
+def test_a_limit_is_a_number_from_1_up(number: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["key", "alice", "--requests-per-minute", number])
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert f"'{number}' is not a number from 1 up" in printed.err

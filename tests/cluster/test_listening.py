@@ -51,7 +51,7 @@ async def test_every_port_of_a_deployment_is_on_loopback(tiny_config: Path, tmp_
 async def test_a_public_host_opens_the_two_apis_and_nothing_else(tiny_config: Path, tmp_path: Path) -> None:
     """To everybody means: the two ports on all addresses. The rest stays where it was."""
     config = config_with(tiny_config, tmp_path, "")
-    config.write_text(config.read_text().replace("router: {", "router: {host: 0.0.0.0, metrics_port: 0, "))
+    config.write_text(config.read_text().replace("router: {", "router: {host: 0.0.0.0, "))
     async with pdserve("up", "--config", str(config), logs=tmp_path / "logs") as up:
         await up.url()
         router = load_config(tmp_path / "logs" / "serve.yaml").router

@@ -39,6 +39,8 @@ def test_an_empty_file_or_section_means_the_defaults(tmp_path: Path, text: str) 
         ("modell:", "unknown key `modell`"),
         ("router: {http_port: 1}\nrouter: {grpc_port: 2}", "`router` is there twice"),
         ("router: {http_port: 1, http_port: 2}", "`http_port` is there twice"),
+        ("router: &router {http_port: *router}", "`router.http_port` is"),
+        ("? [a, b]\n: 1", "not valid YAML"),
         ("telemetry: {otlp_endpoint: collector}", "`telemetry.otlp_endpoint` is 'collector'"),
         ("- a\n- b", "must hold sections"),
         ("model: [unclosed", "not valid YAML"),

@@ -133,7 +133,7 @@ async def test_the_load_test_reaches_both_apis_by_their_authority(
     secured: Secured, pipeline: Any, api: str, is_trusting: bool
 ) -> None:
     address = secured.url if api == "--url" else secured.grpc_address
-    trust = ["--ca", str(secured.files.ca)] if is_trusting else ["--tls"]
+    trust = ["--ca", str(secured.files.ca)] if is_trusting else ["--tls"] if api == "--grpc" else []
     small = ["--num-requests", "2", "--input-tokens", "5", "--output-tokens", "2", "--timeout", "10"]
     # in a thread: it runs an event loop of its own while the server's keeps turning
     status = await asyncio.to_thread(load_test.main, [api, address, "--model", "tiny", *trust, *small])
