@@ -66,13 +66,18 @@ class Patience:
 
     async def wait(self, end: Awaitable[object], bound_s: float) -> None:
         """Returns when a member's `end` has come, whatever it is, the bound has passed, or patience is over."""
-        tasks = [asyncio.ensure_future(end), asyncio.create_task(self._is_over.wait())]
-        try:
-            await asyncio.wait(tasks, timeout=bound_s, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await first_of(end, self._is_over.wait(), within_s=bound_s)
+
+
+async def first_of(*awaitables: Awaitable[object], within_s: float | None = None) -> None:
+    """Returns when one of them is done or the time has passed; what is not done is cancelled."""
+    tasks = [asyncio.ensure_future(awaitable) for awaitable in awaitables]
+    try:
+        await asyncio.wait(tasks, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class WorkerHost(Protocol):

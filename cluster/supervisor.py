@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from cluster.host import Ending, HostError, Member, MemberSpec, WorkerHost
+from cluster.host import Ending, HostError, Member, MemberSpec, WorkerHost, first_of
 from common.errors import ConfigError
 
 
@@ -179,7 +179,7 @@ class Supervisor:
             delay_s = self._backoff.delay_s(num_deaths)
             self._on_event(MemberDied(kept.spec, ending, delay_s))
             kept.obstacle = f"died ({ending.reason}) and starts again within {delay_s:.1f} s"
-            await _first_of(self._clock.sleep(delay_s), kept.is_let_go.wait())
+            await first_of(self._clock.sleep(delay_s), kept.is_let_go.wait())
 
     def _require_hope(self, spec: MemberSpec, ending: Ending, num_deaths: int) -> None:
         if ending.is_config_error:
@@ -195,7 +195,7 @@ class Supervisor:
             return Ending(str(error))
         ended = asyncio.ensure_future(member.ended())
         try:
-            await _first_of(ended, kept.is_let_go.wait())
+            await first_of(ended, kept.is_let_go.wait())
             if not kept.is_let_go.is_set():
                 return ended.result()
             await member.stop()
@@ -203,17 +203,6 @@ class Supervisor:
         finally:
             await member.stop()  # also when draining it was cut short
             kept.life = None
-
-
-async def _first_of(*awaitables: Awaitable[object]) -> None:
-    """Returns when one of them is done; the others are cancelled."""
-    tasks = [asyncio.ensure_future(awaitable) for awaitable in awaitables]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _first(failures: BaseExceptionGroup[Exception]) -> Exception:

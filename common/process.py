@@ -36,6 +36,7 @@ def freeze_heap() -> None:
     A full collection of what torch and other libraries leave takes a worker 0.13 s and the router half of that, in
     which every stream stands still. Afterwards it looks at what requests leave, which is little.
     """
+    gc.unfreeze()  # of an earlier call: what has become garbage since goes too
     gc.collect()
     gc.freeze()
 

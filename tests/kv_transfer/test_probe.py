@@ -112,15 +112,16 @@ async def test_measurements_beside_transfers_are_nobodys_bytes(
     monkeypatch.setattr(link_source, "MEASURE_AGAIN_AFTER_S", (0.0,) * 3)
     wire = await new_wire(kind)
     num_bytes = 0
-    while num_measured < 4:
-        landing, ticket = wire.expect(num_tokens=9)
-        transfer = await wire.sender.open(wire.receiver.destination, ticket)
-        data = wire.new_data(9, seed=num_bytes)
-        transfer.send(KVPiece(0, 0, data))
-        await transfer.commit(1, timeout_s=5)
-        await landing.reception.committed()
-        assert torch.equal(landing.data, data)
-        num_bytes += data.nbytes
+    async with asyncio.timeout(60):
+        while num_measured < 4:
+            landing, ticket = wire.expect(num_tokens=9)
+            transfer = await wire.sender.open(wire.receiver.destination, ticket)
+            data = wire.new_data(9, seed=num_bytes)
+            transfer.send(KVPiece(0, 0, data))
+            await transfer.commit(1, timeout_s=5)
+            await landing.reception.committed()
+            assert torch.equal(landing.data, data)
+            num_bytes += data.nbytes
     (link,) = wire.sender.links()
     assert link.num_bytes == wire.sender.stats.bytes == wire.receiver.stats.bytes == num_bytes
     assert wire.receiver.stats.stale_pieces == 0
